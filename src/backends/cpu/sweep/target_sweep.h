@@ -72,6 +72,7 @@ class TargetSweep : BackwardSweep<Simd, T> {
       if (Loop::kFine && __builtin_isfinite(rounded)) low = set(x - rounded);
     }
     [[gnu::always_inline]] F times(F v) const { return Loop::kFine ? Simd::fma(v, high, Simd::mul(v, low)) : Simd::mul(v, high); }
+    [[gnu::always_inline]] Pair times(Pair v) const { return {times(v.a), times(v.b)}; }
   };
 
   static bool is_capped(const RowSide& side) { return side.transform.softcap > 0; }
@@ -96,21 +97,17 @@ class TargetSweep : BackwardSweep<Simd, T> {
   struct FromLogits {
     const Side &of_p, &of_q;
     std::int64_t start;
-    F p_share, q_share, ratio;
-    FromLogits(const Side& p, const Side& q, std::int64_t begin, std::int64_t vocab_block, F unit_ratio)
-        : of_p(p),
-          of_q(q),
-          start(begin),
-          p_share(set(p.share(begin / vocab_block))),
-          q_share(set(q.share(begin / vocab_block))),
-          ratio(unit_ratio) {}
+    Constant p_share, q_share;
+    F ratio;
+    FromLogits(const Side& p, const Side& q, std::int64_t begin, std::int64_t block, F unit_ratio)
+        : of_p(p), of_q(q), start(begin), p_share(p.share(begin / block)), q_share(q.share(begin / block)), ratio(unit_ratio) {}
     [[gnu::always_inline]] static Pair exponents(const Side& side, std::int64_t at, int count) {
       const T* x = side.x() + at;
       return Loop::exponents(side.block, count < kPair ? Loop::load_partial(x, count, 0) : Loop::load(x), side.offset);
     }
     [[gnu::always_inline]] Columns operator()(std::int64_t i, int count) const {
       const std::int64_t at = start + i;
-      return {times(Loop::load_floats(of_p.row.exps + at), p_share), times(Loop::load_floats(of_q.row.exps + at), q_share),
+      return {p_share.times(Loop::load_floats(of_p.row.exps + at)), q_share.times(Loop::load_floats(of_q.row.exps + at)),
               difference(exponents(of_p, at, count), exponents(of_q, at, count), ratio)};
     }
   };
@@ -150,7 +147,7 @@ class TargetSweep : BackwardSweep<Simd, T> {
       const std::int64_t excluded = row.label_column - start - i;
       const bool has_target = excluded >= 0 && excluded < kPair;
       if (count < kPair || has_target) e = Simd::keep(e, count, has_target ? static_cast<int>(excluded) : -1, x);
-      store_floats(p + i, {share.times(e.a), share.times(e.b)});
+      store_floats(p + i, share.times(e));
       store_floats(exponents + i, t);
     }
   }
