@@ -57,7 +57,7 @@ Json mutants_json(const std::vector<MutantVerdict>& mutants) {
 GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                           ThreadTeam& team) {
   GradcheckReport report{judge(config, inputs, results, team), {}, {}};
-  if (config.mutants) report.mutants = judge_mutants(config, inputs, results, report.verdict, team);
+  if (config.mutants && report.verdict.passes()) report.mutants = judge_mutants(config, inputs, results, report.verdict, team);
   return report;
 }
 
@@ -71,7 +71,7 @@ std::vector<std::string> failures(const GradcheckConfig& config, const Gradcheck
     any_planted |= mutant.planted;
     if (mutant.planted && mutant.caught_by.empty()) failed.push_back("mutant " + mutant.name);
   }
-  if (config.mutants && !any_planted) failed.emplace_back("mutants (none could be planted)");
+  if (config.mutants && report.verdict.passes() && !any_planted) failed.emplace_back("mutants (none could be planted)");
   if (!report.strict.findings.empty()) failed.emplace_back("strict");
   return failed;
 }

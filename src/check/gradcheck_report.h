@@ -13,11 +13,10 @@ namespace tileloss::tools {
 
 struct GradcheckReport {
   Verdict verdict;
-  std::vector<MutantVerdict> mutants;  // if the config asks for them
+  std::vector<MutantVerdict> mutants;  // if the config asks for them, and all gates pass: one that fails already catches nothing
   StrictReport strict;                 // likewise
 };
 
-// With the mutants if the config asks for them.
 GradcheckReport judge_all(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results,
                           ThreadTeam& team);
 

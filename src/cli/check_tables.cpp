@@ -42,9 +42,10 @@ void print_gates(const std::vector<Gate>& gates) {
   print_formatted("\n{}", table.text());
 }
 
-void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear) {
+void print_mutants(const GradcheckReport& report, bool is_linear) {
+  if (!report.verdict.passes()) return print_formatted("\nmutants: not judged, as gates fail without any\n");
   Table table({"mutant", "caught by"});
-  for (const MutantVerdict& mutant : mutants) {
+  for (const MutantVerdict& mutant : report.mutants) {
     const std::string caught = !mutant.planted            ? "(no effect on this config)"
                                : mutant.caught_by.empty() ? "NOT CAUGHT"
                                                           : formatted("{}", fmt::join(mutant.caught_by, ", "));

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "check/gradcheck_config.h"
+#include "check/gradcheck_report.h"
 #include "check/gradcheck_run.h"
 #include "check/judge/error_metric.h"
-#include "check/judge/judge.h"
 #include "support/json.h"
 
 namespace tileloss::tools {
@@ -17,7 +17,7 @@ namespace tileloss::tools {
 void print_case(const char* tool, const GradcheckConfig& config, const CheckInputs& inputs);
 void print_metrics(const Json& metrics);
 void print_gates(const std::vector<Gate>& gates);
-void print_mutants(const std::vector<MutantVerdict>& mutants, bool is_linear);
+void print_mutants(const GradcheckReport& report, bool is_linear);
 // The last line: PASS, or FAIL and what failed. Returns the exit code.
 int print_verdict(const std::vector<std::string>& failed);
 

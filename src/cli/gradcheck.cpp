@@ -70,7 +70,7 @@ int check(const GradcheckConfig& config, const Command& command, const KernelCal
   command.package.add_facts(metrics);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
-  if (config.mutants) print_mutants(report.mutants, config.is_linear());
+  if (config.mutants) print_mutants(report, config.is_linear());
   Json line = case_json("gradcheck", config, inputs);
   add_findings(config, report, metrics, line);
   writer.write(line);

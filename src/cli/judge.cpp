@@ -66,7 +66,7 @@ int judge_file(GradcheckConfig config, const Command& command) {
   command.package.add_facts(metrics);
   print_metrics(metrics);
   print_gates(report.verdict.gates);
-  if (config.mutants) print_mutants(report.mutants, config.is_linear());
+  if (config.mutants) print_mutants(report, config.is_linear());
   Json line = case_json("judge", config, inputs);
   line["outputs"] = path;
   if (!command.producer.empty()) line["producer"] = command.producer;

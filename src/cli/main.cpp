@@ -8,6 +8,7 @@
 #include <iostream>
 #include <iterator>
 #include <new>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
 };
 
 constexpr const char* kOfThePackage[] = {"audit", "remote", "report"};
+constexpr const char* kFlagsOfThePackage[] = {"--impl", "--frontend", "--implementation"};
 constexpr const char* kFooter =
     "The Python package's command (pip install '.[check]') also has\n"
     "  audit                       Check a list of implementations on a list of cases\n"
@@ -50,6 +52,10 @@ int finish(int code) {
   return report(kExitEnvironment, "cannot write to standard output");
 }
 
+bool is_one_of(const std::string& word, std::span<const char* const> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
 // What the command line has that no flag or subcommand is, in words; empty if it has nothing of the kind. CLI11 would say first
 // what is missing.
 std::string unknown_word(const CLI::App& program) {
@@ -63,11 +69,13 @@ std::string unknown_word(const CLI::App& program) {
           if (!option->get_group().empty()) known.push_back("--" + flag);
         }
       }
-      known.insert(known.end(), {"--impl", "--frontend", "--implementation"});  // the Python package's
+      if (is_one_of(name, kFlagsOfThePackage))
+        return formatted("{} is a flag of the Python package's command: `pip install '.[check]'`", name);
+      known.insert(known.end(), std::begin(kFlagsOfThePackage), std::end(kFlagsOfThePackage));
       return formatted("unknown flag {}{}", shown(name), did_you_mean(name, known));
     }
     if (!chosen.empty()) continue;
-    if (std::find(std::begin(kOfThePackage), std::end(kOfThePackage), name) != std::end(kOfThePackage)) {
+    if (is_one_of(name, kOfThePackage)) {
       return formatted("{} is a command of the Python package: `pip install '.[check]'`, then its `tileloss {}`", name, name);
     }
     for (const CLI::App* app : program.get_subcommands([](const CLI::App* each) { return !each->get_group().empty(); })) {

@@ -482,6 +482,17 @@ TEST(Judge, PlantsMutantsInAGradientOfAnotherType) {
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
 }
 
+// A gate that fails already can catch nothing.
+TEST(Judge, PlantsNoMutantsWhereGatesFailWithoutAny) {
+  const Outputs outputs(kCrossEntropy);
+  const std::vector<float> zeros(static_cast<size_t>(outputs.inputs.rows * outputs.inputs.cols));
+  const ProgramResult result = outputs.judge(
+      {{"dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, zeros.data(), std::ssize(zeros) * 4}}, {}, {"--mutants"});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_NE(result.out.find("mutants: not judged"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("mutant "), std::string::npos) << result.out;
+}
+
 TEST(Judge, MutantsNeedAGradient) {
   const Outputs outputs(kCrossEntropy);
   std::vector<Tensor> tensors = outputs.tensors();

@@ -92,6 +92,7 @@ TEST(Program, WrongFlagsAreOneLineWithWhatWasExpectedAndGiven) {
            {{"audit", "--list"}, "audit is a command of the Python package"},
            {{"gradcheck", "--confg", "x"}, "unknown flag --confg; did you mean --config?"},
            {{"bench", "--tokesn=3"}, "unknown flag --tokesn; did you mean --tokens?"},
+           {{"gradcheck", "--impl=torch"}, "--impl is a flag of the Python package's command: `pip install '.[check]'`"},
            {{"bench", "--frontnd", "jax"}, "unknown flag --frontnd; did you mean --frontend?"},
            {{"bench", "--entirely-else"}, "unknown flag --entirely-else\n"},
            {{"gradcheck"}, "--config is required"},

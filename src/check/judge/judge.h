@@ -2,6 +2,7 @@
 #ifndef TILELOSS_CHECK_JUDGE_JUDGE_H_
 #define TILELOSS_CHECK_JUDGE_JUDGE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -35,6 +36,8 @@ struct Verdict {
   std::vector<Metric> metrics;                              // the loss's own
   double margin = std::numeric_limits<double>::infinity();  // see PolicyOracleCase
   std::vector<Gate> gates;
+
+  bool passes() const { return std::ranges::all_of(gates, &Gate::pass); }
 };
 
 Verdict judge(const GradcheckConfig& config, const CheckInputs& inputs, const KernelResults& results, ThreadTeam& team);
