@@ -379,12 +379,24 @@ _own = {
 _own_to = Tensor.to
 
 
+def _check(address: int, on_device: bool) -> None:
+    is_there = any(begin <= address < begin + size for begin, size in _pieces.items())
+    assert address == 0 or is_there == on_device, (address, on_device)
+
+
 def _checked(setter: Callable[..., None]) -> Callable[..., None]:
     def checked(args: Any, *rest: Any) -> None:
-        address = next(x for x in rest if isinstance(x, int))
-        is_there = any(begin <= address < begin + size for begin, size in _pieces.items())
-        assert address == 0 or is_there == (args.place.device_type == CUDA), rest
+        _check(next(x for x in rest if isinstance(x, int)), args.place.device_type == CUDA)
         setter(args, *rest)
+
+    return checked
+
+
+def _checked_run(run: Callable[..., None]) -> Callable[..., None]:
+    def checked(kept: Any, tensors: Any, scalars: Any = None, place: Any = None) -> None:
+        for number, _, _ in kept._places:
+            _check(tensors[number].data_ptr(), place is not None)
+        run(kept, tensors, scalars, place)
 
     return checked
 
@@ -395,6 +407,7 @@ def installed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("set_matrix", "set_vector", "set_row_state"):
             patch.setattr(calls, name, _checked(getattr(calls, name)))
+        patch.setattr(calls.KeptCall, "run", _checked_run(calls.KeptCall.run))
         patch.setattr(_operators, "_PLAIN", _operators._PLAIN | {CudaTensor})
         patch.setattr(_apply, "Tensor", CudaTensor)
         for name, function in _own.items():

@@ -17,7 +17,7 @@ import torch
 import tileloss
 from tileloss import torch as tl
 from tileloss._core import calls
-from torch_problems import FUNCTIONS, gradients, problem, run
+from torch_problems import FUNCTIONS, forget_calls, gradients, problem, run
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -67,18 +67,20 @@ def test_without_gradients(name: str, mode: type[torch.no_grad]) -> None:
 
 
 def test_no_more_threads_than_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a plan is kept it is that of so many threads."""
     asked = []
     own_call = calls.call
 
-    def recording(*args: object, threads: int = 0, **options: object) -> None:
+    def recording(*args: Any, threads: int = 0, **options: Any) -> Any:
         asked.append(threads)
-        own_call(*args, threads=threads, **options)  # type: ignore[arg-type]
+        return own_call(*args, threads=threads, **options)
 
     monkeypatch.setattr(calls, "call", recording)
+    forget_calls()
     p = problem()
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 1):
             torch.set_num_threads(threads)
             run("linear_cross_entropy", p, *p.leaves("linear_cross_entropy")).backward()
     finally:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import definitions
 from tileloss import torch as tl
+from tileloss.torch import _operators, _results
 
 B, T, V, H = 3, 5, 67, 16
 ROWS = ("logp", "lse", "entropy")
@@ -133,6 +134,12 @@ def assert_same(
         bound = rtol * float(exact.abs().max())
         worst = float((value.detach().double() - exact.detach().double()).abs().max())
         assert worst <= bound, (worst, bound)
+
+
+def forget_calls() -> None:
+    """As if none had been made before."""
+    _results._known.cache_clear()
+    _operators._alike.cache_clear()
 
 
 def allocations(function: Callable[[], Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The arguments of a call, plan and call.
+"""The arguments of a call, plan and call; what one call leaves to others like it.
 
 Addresses, shapes and strides are the ABI's views: strides are in elements, dtypes the ABI's numbers. A view is packed into the
 arguments in one go, which takes a third of the time of making and assigning ctypes structs.
@@ -7,16 +7,17 @@ arguments in one go, which takes a third of the time of making and assigning cty
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import byref, c_uint64
 from functools import lru_cache
 from math import prod
 from struct import Struct
+from typing import Any
 
 from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.library import lib, raise_on_error
-from tileloss._core.slots import OFFSETS, Args, Place
+from tileloss._core.slots import OFFSETS, SLOTS, Args, Place
 from tileloss._core.structs import (
     BFLOAT16,
     CPU,
@@ -40,6 +41,12 @@ MATRIX, VECTOR = Struct("Q4q4i"), Struct("Q2q4i")
 _ARGS_BYTES, _PLAN_BYTES = ctypes.sizeof(Args), ctypes.sizeof(Plan)
 _ROW_STATE_BYTES, _RUN_BYTES = ctypes.sizeof(RowState), ctypes.sizeof(Run)
 _calls: dict[str, int] = {}
+_NAMES = {(f, i): f"{f}/{name}" for f in FUNCTIONS for i, name in enumerate(PASS_NAMES)}
+# Where pointers stand in the arguments, and in the row state behind them, in words of 8 bytes: a view begins with its own.
+_POINTERS: dict[str, tuple[int, ...]] = {slot: (OFFSETS[slot] // 8,) for slot in SLOTS}
+_STATE_ARRAYS = (RowState.max, RowState.sum, RowState.target, RowState.entropy_sum)
+_POINTERS["row_state"] = tuple((_ARGS_BYTES + array.offset) // 8 for array in _STATE_ARRAYS)
+_ROW_STATE = OFFSETS["row_state"] // 8
 
 
 def new_args(place: Place | None = None) -> Args:
@@ -143,29 +150,98 @@ def call(
     workspace_bytes: int = 0,
     renamed: Mapping[str, str] | None = None,
     merge: Callable[[], None] | None = None,
-) -> None:
-    """Plans and runs. ``threads`` and ``workspace_bytes``: at most this many; 0: the library's choice. ``renamed``: what errors
-    are to call the ABI's arguments. ``merge``: tileloss_run's; what it raises ends the call and is raised here."""
+) -> Plan:
+    """Plans and runs; gives the plan. ``threads`` and ``workspace_bytes``: at most this many; 0: the library's choice.
+    ``renamed``: what errors are to call the ABI's arguments. ``merge``: tileloss_run's; what it raises is raised here."""
     plan = Plan(_PLAN_BYTES)
     args_pointer, plan_pointer = byref(args), byref(plan)
     wishes = byref(_plan_options(threads, workspace_bytes))
     status = lib.tileloss_make_plan(
         function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
     )
-    if status == 0:
-        run = None
-        if merge is not None or args.place.device_type != CPU:
-            run = _Run(args.place, plan.workspace_bytes, merge)
-        run_pointer = None if run is None else byref(run.struct)
-        status = lib.tileloss_call(
-            function.encoded, call_pass, args_pointer, options, plan_pointer, run_pointer
-        )
-        if run is not None and run.failures:
-            raise run.failures[0]
     if status:
         raise_on_error(status, renamed)
-    key = f"{function.name}/{PASS_NAMES[call_pass]}"
-    _calls[key] = _calls.get(key, 0) + 1
+    run = None
+    if merge is not None or args.place.device_type != CPU:
+        run = _Run(args.place, plan.workspace_bytes, merge)
+    run_pointer = None if run is None else byref(run.struct)
+    status = lib.tileloss_call(
+        function.encoded, call_pass, args_pointer, options, plan_pointer, run_pointer
+    )
+    if run is not None and run.failures:
+        raise run.failures[0]
+    if status:
+        raise_on_error(status, renamed)
+    name = _NAMES[function.name, call_pass]
+    _calls[name] = _calls.get(name, 0) + 1
+    return plan
+
+
+class KeptCall:
+    """What a call leaves to others whose tensors have the same types, shapes and strides, and whose options are the same: its
+    arguments, which lack nothing but the addresses, its options and its plan. A later call packs no view and makes no plan."""
+
+    def __init__(
+        self,
+        function: Function,
+        call_pass: int,
+        args: Args,
+        options: functions.Struct,
+        plan: Plan,
+        tensors: Iterable[tuple[str, int]],
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """``tensors``: slots, "row_state" among them, and addresses, 0 where there is none. ``renamed``: as `call`'s."""
+        self._function, self._pass, self._renamed = function, call_pass, renamed
+        self._name = _NAMES[function.name, call_pass]
+        self._options, self._plan, self._plan_pointer = options, plan, byref(plan)
+        state = args.kept_row_state
+        packed = bytes(args) + (b"" if state is None else bytes(state))
+        self._kind = c_uint64 * (len(packed) // 8)
+        words = self._kind.from_buffer_copy(packed)
+        words[_ROW_STATE] = 0
+        self._has_state = state is not None
+        # Which tensor's address goes into which word of the arguments, and how far past it that points.
+        self._places: list[tuple[int, int, int]] = []
+        for number, (slot, address) in enumerate(tensors):
+            for word in _POINTERS[slot] if address else ():
+                found = words[word] if word < len(words) else 0
+                if found == address or (found and slot == "row_state"):
+                    self._places.append((number, word, found - address))
+                    words[word] = 0
+        self._packed = bytes(words)
+        # Not so where the call made a copy of a tensor, or has memory of its own.
+        self.is_of_tensors = not any(words[_POINTERS[slot][0]] for slot in SLOTS)
+
+    def run(
+        self,
+        tensors: Sequence[Any],
+        scalars: Mapping[str, int] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """``tensors``: in the order of those that it was made with; each says its address by data_ptr(), as torch's do.
+        ``scalars``: addresses of options by name. ``place``: None on the CPU."""
+        args, options = self._kind.from_buffer_copy(self._packed), self._options
+        if self._has_state:
+            args[_ROW_STATE] = ctypes.addressof(args) + _ARGS_BYTES
+        for number, word, past in self._places:
+            args[word] = tensors[number].data_ptr() + past
+        if scalars:
+            options = functions.copied(options)
+            for name, address in scalars.items():
+                self._function.set_pointer(options, name, address)
+        run = None if place is None else _Run(place, self._plan.workspace_bytes, None)
+        status = lib.tileloss_call(
+            self._function.encoded,
+            self._pass,
+            byref(args),
+            options,
+            self._plan_pointer,
+            None if run is None else byref(run.struct),
+        )
+        if status:
+            raise_on_error(status, self._renamed)
+        _calls[self._name] = _calls.get(self._name, 0) + 1
 
 
 def scale_gradient(

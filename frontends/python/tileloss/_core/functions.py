@@ -255,6 +255,11 @@ def given_names(names: str) -> frozenset[str]:
     return _parse(names).given
 
 
+def scalar_names(names: str) -> tuple[str, ...]:
+    """The options whose numbers travel apart, in their order."""
+    return _parse(names).scalars
+
+
 def by_name(
     function: Function, names: str, values: Sequence[float], scalars: Sequence[float]
 ) -> dict[str, object]:

@@ -20,6 +20,7 @@ from tileloss._core.structs import (
     UINT8,
     Matrix,
     RowGroups,
+    RowState,
     Vector,
 )
 
@@ -92,6 +93,9 @@ _MEMBERS: list[tuple[int, str, Any]] = sorted(
 class Args(Structure):
     _fields_ = [(name, kind) for _, name, kind in _MEMBERS]
     place = Place()
+    kept_row_state: RowState | None = (
+        None  # what row_state points to, if calls.set_row_state made it
+    )
 
 
 OFFSETS = {name: offset for offset, name, _ in _MEMBERS}

@@ -1,4 +1,4 @@
-"""The operator that serves a call, and the operators' formulas of autograd.
+"""The operators' formulas of autograd.
 
 The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one
 exponential an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by
@@ -8,28 +8,20 @@ Double backward is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from tileloss._core.functions import PUBLIC_OPTIONS
-from tileloss.torch._arguments import (
-    Student,
-    Value,
-    checked_tensors,
-    encode,
-    is_per_row,
-    refuse_duals,
-)
+from tileloss.torch._arguments import refuse_duals
 from tileloss.torch._call import scale_gradient
 from tileloss.torch._operators import (
     OPERATORS,
     Operators,
     is_batched,
-    is_exported,
     is_traced,
     run,
 )
@@ -67,7 +59,8 @@ def once(backward: Backward) -> Backward:
 
     @wraps(backward)
     def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
-        refuse_duals(*grads)
+        if forward_ad._current_level >= 0:
+            refuse_duals(*grads)
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         if is_batched():  # torch takes the batch apart below autograd, where the way back is lost
@@ -127,22 +120,27 @@ def _padded(backward: Backward) -> Backward:
     return wrapper
 
 
-_functions: dict[str, type[torch.autograd.Function]] = {}
+# By operator.
+FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
 
 
-def _define_function(name: str, setup: Setup, backward: Backward) -> None:
-    """A torch.autograd.Function around the operator ``name``, for eager calls. Its last input is whether the backward may
-    write in place."""
+def _define_function(name: str, setup: Setup, backward: Backward, unseen: int = 0) -> None:
+    """A torch.autograd.Function around the operator ``name``, for eager calls. Its inputs are the matrices, the operator's others
+    as one, whether the backward may write over them, or over the gradients that the forward computed, and what is kept of calls
+    like this one. ``unseen``: how many of the operator's last results are for the backward alone."""
 
-    def forward(ctx: Ctx, *inputs: Any) -> Any:
-        output = run(name, *inputs[:-1])
+    def forward(ctx: Ctx, *arguments: Any) -> Any:
+        *matrices, others, ctx.in_place, alike = arguments
+        ctx.num_inputs, inputs = len(arguments), (*matrices, *others)
+        output = run(name, inputs, alike)
         ctx.set_materialize_grads(False)
-        setup(ctx, inputs[:-1], output)
-        ctx.in_place, ctx.num_inputs = inputs[-1], len(inputs)
+        setup(ctx, inputs, output)
+        if unseen:
+            output = output[:-unseen] if len(output) > unseen + 1 else output[0]
         return output
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(once(backward)))}
-    _functions[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
+    FUNCTIONS[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
 
 
 def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
@@ -154,19 +152,24 @@ def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
 
 def _register_two_passes(op: Operators) -> None:
     """f, whose backward is an operator of its own."""
+    name, count, end = f"{op.name}_backward", len(op.upstream), op.num_tensors
+
+    def save(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        state = output[-1] if op.has_state else None
+        ctx.save_for_backward(*inputs[:end], inputs[end + 2], state)
+        ctx.options, ctx.head_options = inputs[end : end + 2], inputs[end + 3 : op.end]
 
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[len(op.upstream) :])
-        tensors, (options, values, scalars) = (
-            inputs[: op.num_tensors],
-            inputs[op.num_tensors : op.end_of_options],
-        )
-        state = output[-1] if op.has_state else None
-        ctx.save_for_backward(*tensors, scalars, state)
-        ctx.options, ctx.head_options = (options, values), inputs[op.end_of_options : op.end]
+        if others := [t for t in output[count : len(op.results)] if t is not None]:
+            ctx.mark_non_differentiable(*others)
+        save(ctx, inputs, output)
+
+    def setup_operator(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[count:])
+        save(ctx, inputs, output)
 
     def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
-        upstream, needs = grads[: len(op.upstream)], ctx.needs_input_grad
+        upstream, needs = grads[:count], ctx.needs_input_grad
         if upstream[0] is None and all(g is None for g in upstream):
             return ()
         first, *tensors, scalars, state = ctx.saved_tensors
@@ -175,18 +178,18 @@ def _register_two_passes(op: Operators) -> None:
             rest = (*rest, state)
         if op.is_linear:
             asked = [name for name, need in zip(op.gradients, needs, strict=False) if need]
-            found = run(f"{op.name}_backward", *upstream, first, *rest, ",".join(asked))
+            found = run(name, (*upstream, first, *rest, ",".join(asked)))
             return tuple(g if need else None for g, need in zip(found, needs, strict=False))
         if not needs[0]:
             return ()
         if ctx.in_place:
             first = first.detach()
-            run(f"{op.name}_backward_", *upstream, first, *rest, "dlogits")
+            run(f"{name}_", (*upstream, first, *rest, "dlogits"))
             return (first,)
-        return (run(f"{op.name}_backward", *upstream, first, *rest, "dlogits"),)
+        return (run(name, (*upstream, first, *rest, "dlogits")),)
 
-    _register_operator(op.name, setup, backward)
-    _define_function(op.name, setup, backward)
+    _register_operator(op.name, setup_operator, backward)
+    _define_function(op.name, setup, backward, unseen=int(op.has_state))
 
 
 def _register_one_pass(op: Operators) -> None:
@@ -196,7 +199,7 @@ def _register_one_pass(op: Operators) -> None:
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         # The gradients pass for outputs with a gradient, which nobody is given: so they lead back (see once) without an input
         # that lives on for it.
-        ctx.mark_non_differentiable(*output[1 + count :])
+        ctx.mark_non_differentiable(*[t for t in output[1 + count :] if t is not None])
         ctx.save_for_backward(*output[1 : 1 + count])
 
     def setup_operator(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
@@ -206,7 +209,7 @@ def _register_one_pass(op: Operators) -> None:
 
     def setup_in_place(ctx: Ctx, inputs: Sequence[Any], output: Tensor | Sequence[Tensor]) -> None:
         if not isinstance(output, Tensor):
-            ctx.mark_non_differentiable(*output[1:])
+            ctx.mark_non_differentiable(*[t for t in output[1:] if t is not None])
         ctx.save_for_backward(inputs[0])
 
     def backward(ctx: Ctx, grad: Tensor | None, *_: Any) -> Gradients:
@@ -240,76 +243,3 @@ for _op in OPERATORS.values():
     _register_two_passes(_op)
     if _op.function.is_loss:
         _register_one_pass(_op)
-
-
-# ---------------------------------------------------------------------------------------------------------- from a function
-
-
-def results_of(
-    function: str,
-    student: Student,
-    given: Mapping[str, Value],
-    *,
-    preset: str = "",
-    outputs: tuple[str, ...] = (),
-    grad_in_forward: bool | None = False,
-    inplace_backward: bool = False,
-) -> dict[str, Tensor]:
-    """The loss, and the outputs that were asked for, by their names in the ABI; others are empty. ``function``: its name from
-    logits. ``given``: all tensors but the student's, and options, by their names in the ABI."""
-    op = OPERATORS[student.name_of(function)]
-    checked = checked_tensors(function, student, given, given)
-    named = {name: given[name] for name in PUBLIC_OPTIONS[op.name] if name in given}
-    options = encode(op.name, named, student.first.device, preset)
-    inputs = (*student.matrices, *checked, *options, *student.head_options)
-    needs = student.needs()
-    wants_grad, in_place = True in needs, inplace_backward and not is_traced()
-    if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):
-        if is_exported():
-            needs = student.has()
-        wanted = [name for name, need in zip(op.gradients, needs, strict=True) if need]
-        name = f"{op.name}_value_and_grad{'_' * in_place}"
-        results = _apply(name, (*inputs, ",".join((*wanted, *outputs))), True, True)
-        gradients = () if in_place else op.gradients
-        names = (op.results[0], *gradients, *op.results[1:])
-    else:
-        asked = (*outputs, "row_state") if wants_grad and op.has_state else outputs
-        results = _apply(op.name, (*inputs, ",".join(asked)), wants_grad, in_place)
-        names = op.kept_results
-    results = (results,) if isinstance(results, Tensor) else results
-    return dict(zip(names, results, strict=True))
-
-
-def _is_in_forward(
-    asked: bool | None,
-    op: Operators,
-    student: Student,
-    given: Mapping[str, Value],
-    in_place: bool,
-) -> bool:
-    """Whether the gradient is made with the loss. That is the default with a head, where it saves a product; of a target that is
-    more than labels, where a backward of its own makes all of the forward's sums again; and of labels from logits on a GPU, where
-    it saves a read of them, but while somebody traces, as a compiled backward multiplies by 1 too. It is not for float16, which
-    AMP's scale would reach too late, not in place, where the logits are the caller's until the backward, and not for a program
-    that is exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked."""
-    per_row = is_per_row(given)
-    if asked is None:
-        saves = op.is_linear or not op.has_state or (student.first.is_cuda and not is_traced())
-        by_default = saves and (op.is_linear or not (in_place or per_row))
-        if by_default and is_exported():
-            by_default = student.needs() == student.has()
-        asked = by_default and not student.has_float16_gradient()
-    if asked and per_row and not op.is_linear:
-        raise ValueError(
-            "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
-            "has to be known, got True"
-        )
-    return asked and not per_row
-
-
-def _apply(name: str, inputs: Sequence[Any], wants_grad: bool, in_place: bool) -> Any:
-    """The operator ``name``, with autograd where that is asked for. ``in_place``: whether its backward may write over its
-    inputs, or over the gradients that its forward computed; not so where torch plans memory itself."""
-    if is_traced():
-        return getattr(torch.ops.tileloss, name)(*inputs)
-    return _functions[name].apply(*inputs, in_place) if wants_grad else run(name, *inputs)

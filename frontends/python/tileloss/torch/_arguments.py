@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +104,10 @@ def checked_head(
         )
     code = 0 if dtype is None else DTYPES[dtype]
     return Student((hidden, head, bias), hidden, head.shape[0], (code, workspace_bytes or 0))
+
+
+# The side that learns as the caller gave it: its check, and what that takes, the matrices first. No class, as one is made a call.
+Unchecked = tuple[Callable[..., Student], tuple[Any, ...]]
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
@@ -257,7 +262,7 @@ class Options(NamedTuple):
     """As an operator takes them: see tileloss._core.functions."""
 
     names: str
-    values: list[float]
+    values: tuple[float, ...]
     scalars: Tensor | None
 
 
@@ -266,7 +271,10 @@ def encode(
 ) -> Options:
     """``given``: options by their names in losses.md; None: the default, or the preset's. Those that are tensors are brought to
     ``device``."""
-    described, compiling = FUNCTIONS[function], torch.compiler.is_compiling()
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _PLAIN_VALUES.issuperset(map(type, (preset, *given.values()))):
+        return _plain_options(function, preset, tuple(given), *given.values())
+    described = FUNCTIONS[function]
     tensors: dict[str, Tensor] = {}
     for name, value in given.items():
         if isinstance(value, Tensor):
@@ -282,10 +290,21 @@ def encode(
             tensors[name] = torch.ones(1, dtype=torch.float32, device=device) * number
     if tensors:
         given = {name: value for name, value in given.items() if name not in tensors}
-    names, values = functions.encode(described, given, preset, list(tensors), _NUMBERS)
+    names, numbers = functions.encode(described, given, preset, list(tensors), _NUMBERS)
     scalars = list(tensors.values())
     joined = None if not scalars else scalars[0] if len(scalars) == 1 else torch.cat(scalars)
-    return Options(names, values, joined)
+    return Options(names, tuple(numbers), joined)
+
+
+_PLAIN_VALUES = frozenset({type(None), float, int, bool, str})
+
+
+@lru_cache(maxsize=256, typed=True)
+def _plain_options(function: str, preset: str, names: tuple[str, ...], *values: Any) -> Options:
+    """Options without a tensor, which most calls have the same of. 1, 1.0 and True are not the same: not each is accepted."""
+    given = dict(zip(names, values, strict=True))
+    found, numbers = functions.encode(FUNCTIONS[function], given, preset)
+    return Options(found, tuple(numbers), None)
 
 
 def _as_scalar(function: Function, name: str, value: Tensor, device: torch.device) -> Tensor:

@@ -125,6 +125,9 @@ class Call:
         self.alive.append(output)
         return output
 
+    def new_output_if_named(self, slot: str, shape: Sequence[int]) -> Tensor | None:
+        return self.new_output(slot, shape) if slot else None
+
     def set_row_state(self, state: Tensor) -> None:
         """[K,N] float32: the first K of slots.STATE."""
         calls.set_row_state(self.args, state.data_ptr(), *state.shape)
@@ -137,7 +140,7 @@ class Call:
     def run(
         self, call_pass: int, workspace_bytes: int = 0, merge: Callable[[], None] | None = None
     ) -> None:
-        calls.call(
+        self.plan = calls.call(
             self.function,
             call_pass,
             self.args,
@@ -147,6 +150,29 @@ class Call:
             renamed=ARGUMENT_NAMES,
             merge=merge,
         )
+
+
+class KeptCall(calls.KeptCall):
+    """What a call that went well leaves to those of tensors alike, with the same options."""
+
+    def __init__(
+        self, call: Call, call_pass: int, slots: Sequence[str], tensors: Sequence[Tensor | None]
+    ) -> None:
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        named = zip(slots, addresses, strict=True)
+        rest = call.options, call.plan, named, ARGUMENT_NAMES
+        super().__init__(call.function, call_pass, call.args, *rest)
+        self._device = call.device
+        self._scalars = functions.scalar_names(call.names)
+        self.is_simple = not self._scalars and call.device.type == "cpu"  # `run` will do
+
+    def run_with(self, tensors: Sequence[Tensor | None], scalars: Tensor | None) -> None:
+        """`run` on any device, with the options' ``scalars``."""
+        alive: list[Any] = []
+        place = place_of(self._device, partial(_allocate, self._device, alive))
+        first = 0 if scalars is None else scalars.data_ptr()
+        addresses = {name: first + 4 * i for i, name in enumerate(self._scalars)}
+        self.run(tensors, addresses, None if place.device_type == structs.CPU else place)
 
 
 def _allocate(device: torch.device, alive: list[Any], size: int) -> int:
@@ -212,7 +238,11 @@ def new_gradient(like: Tensor, kind: str) -> Tensor:
     """An uninitialised contiguous tensor. A large one on the CPU lies on huge pages, in the memory that the last one of its kind
     had, if that was freed (see _pages)."""
     lent = _pages.lend(like, kind) if like.is_cpu and like.nbytes >= _pages.LARGE else None
-    return torch.empty(like.shape, dtype=like.dtype, device=like.device) if lent is None else lent
+    if lent is not None:
+        return lent
+    if like.is_contiguous():
+        return torch.empty_like(like)
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
 def check_in_place(logits: Tensor) -> None:

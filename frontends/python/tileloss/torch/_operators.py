@@ -23,15 +23,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tileloss._core.functions import FUNCTIONS, given_names, is_per_row
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, ROW_OUTPUTS, state_arrays
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
-from tileloss.torch._call import SLOT_DTYPES, Call, check_in_place, new_gradient
+from tileloss.torch._call import SLOT_DTYPES, Call, KeptCall, check_in_place, new_gradient
 
 Kernel = Callable[..., Any]
 Results = Tensor | tuple[Tensor, ...]
-Make = Callable[[str, Sequence[int]], Tensor]  # an output by its slot and shape; of "" an empty one
+Some = Tensor | None | tuple[Tensor | None, ...]  # None: not asked for
+Make = Callable[
+    [str, Sequence[int]], Any
+]  # an output by its slot and shape; of "" an empty one, or None
+
+# Where the first of the calls that are alike leaves itself, with the shapes and types of its results.
+Alike = list[tuple[KeptCall, list[tuple[torch.Size, torch.dtype] | None]]]
 
 
 class Operators:
@@ -40,11 +47,12 @@ class Operators:
     def __init__(self, name: str) -> None:
         self.name, self.function, arguments = name, FUNCTIONS[name], ARGUMENTS[name]
         self.num_matrices, self.num_tensors = len(arguments.matrices), len(arguments.slots)
+        self.slots = arguments.slots
         self.gradients = tuple(f"d{name}" for name in arguments.matrices)
         self.is_linear = self.function.is_linear
         self.end_of_options = self.num_tensors + 3
         self.end = self.end_of_options + 2 * self.is_linear
-        self.place_of_labels = arguments.slots.index("labels")
+        self.place_of_labels = self.slots.index("labels")
         # A loss of labels gives no row outputs here, and one of another target keeps no row state.
         self.has_state = not arguments.target
         rows = arguments.row_outputs if arguments.target else ()
@@ -58,12 +66,12 @@ class Operators:
             if self.function.is_loss
             else tuple(f"{name}_grad" for name in DIFFERENTIABLE)
         )
-        self._define(arguments.slots, optional=(*arguments.inputs, "bias", "teacher_bias"))
+        self._define(optional=(*arguments.inputs, "bias", "teacher_bias"))
 
-    def _define(self, slots: Sequence[str], optional: Sequence[str]) -> None:
+    def _define(self, optional: Sequence[str]) -> None:
         if not self.has_state:
             optional = (*optional, "labels")
-        tensors = ", ".join(f"Tensor{'?' * (slot in optional)} {slot}" for slot in slots)
+        tensors = ", ".join(f"Tensor{'?' * (slot in optional)} {slot}" for slot in self.slots)
         inputs = f"{tensors}, str options, float[] values, Tensor? scalars"
         if self.is_linear:
             inputs += ", int compute_dtype, int workspace_bytes"
@@ -93,63 +101,93 @@ class Operators:
 
     # ------------------------------------------------------------------------------------------------------ kernels
 
-    def _call(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None] = ()) -> Call:
+    def _forward(self, inputs: Sequence[Any], alike: Alike | None = None) -> Some:
+        results = self._run(FORWARD, self.kept_results, inputs, alike=alike)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def _value_and_grad(self, inputs: Sequence[Any], alike: Alike | None = None) -> Some:
+        gradients = self._new_gradients(inputs)
+        loss, *others = self._run(VALUE_AND_GRAD, self.results, inputs, gradients, alike=alike)
+        return loss, *gradients, *others
+
+    def _value_and_grad_(self, inputs: Sequence[Any], alike: Alike | None = None) -> Some:
+        check_in_place(inputs[0])
+        results = self._run(VALUE_AND_GRAD, self.results, inputs, inputs[:1], alike=alike)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def _backward(self, arguments: Sequence[Any], _: Alike | None = None) -> Some:
+        count = len(self.upstream)
+        upstream, inputs = arguments[:count], arguments[count:]
+        gradients = self._new_gradients(inputs)
+        self._run(BACKWARD, (), inputs, gradients, upstream)
+        return tuple(gradients) if len(gradients) > 1 else gradients[0]
+
+    def _backward_(self, arguments: Sequence[Any], _: Alike | None = None) -> None:
+        count = len(self.upstream)
+        upstream, inputs = arguments[:count], arguments[count:]
+        check_in_place(inputs[0])
+        self._run(BACKWARD, (), inputs, inputs[:1], upstream)
+
+    def _run(
+        self,
+        call_pass: int,
+        names: Sequence[str],
+        inputs: Sequence[Any],
+        gradients: Sequence[Tensor | None] = (),
+        upstream: Sequence[Tensor | None] = (),
+        alike: Alike | None = None,
+    ) -> list[Tensor | None]:
+        """The results ``names``, None for what was not asked for. ``gradients``: where those of the matrices are to lie.
+        ``alike``: what is kept of calls like this one; None: it is looked up."""
+        options, values, scalars = inputs[self.num_tensors : self.end_of_options]
+        tensors = (*upstream, *inputs[: self.num_tensors], *inputs[self.end : -1])
+        if alike is None:
+            alike = _alike(
+                self,
+                call_pass,
+                torch.get_num_threads(),
+                inputs[0].device,
+                bool(gradients) and gradients[0] is inputs[0],
+                options,
+                tuple(values),
+                scalars is not None,
+                inputs[self.end_of_options : self.end],
+                inputs[-1],
+                *[t if t is None else (t.dtype, t.shape, t.stride(), t.is_neg()) for t in tensors],
+            )
+        if alike:
+            (kept, outputs), device = alike[0], inputs[0].device
+            results = [o and torch.empty(o[0], dtype=o[1], device=device) for o in outputs]
+            operands = (*tensors, *gradients, *results)
+            kept.run(operands) if kept.is_simple else kept.run_with(operands, scalars)
+            return results
+        call = self._call(inputs, gradients, upstream)
+        results = self._results(inputs, names, call.new_output_if_named)
+        call.run(call_pass, inputs[self.end - 1] if self.is_linear else 0)
+        before = self.upstream if upstream else ()
+        after = ("row_state",) * len(inputs[self.end : -1])
+        slots = (*before, *self.slots, *after, *self.gradients[: len(gradients)], *names)
+        kept = KeptCall(call, call_pass, slots, (*tensors, *gradients, *results))
+        if kept.is_of_tensors:
+            alike.append((kept, [None if r is None else (r.shape, r.dtype) for r in results]))
+        return results
+
+    def _call(
+        self,
+        inputs: Sequence[Any],
+        gradients: Sequence[Tensor | None],
+        upstream: Sequence[Tensor | None],
+    ) -> Call:
         names, values, scalars = inputs[self.num_tensors : self.end_of_options]
         call = Call(self.name, names, values, scalars, inputs[0].device)
         if self.is_linear and (compute_dtype := inputs[self.end_of_options]):
             call.set_options(compute_dtype=compute_dtype)
         call.set_tensors(inputs[: self.num_tensors], gradients)
-        return call
-
-    def _run(self, call: Call, call_pass: int, inputs: Sequence[Any]) -> None:
-        call.run(call_pass, inputs[self.end - 1] if self.is_linear else 0)
-
-    def _forward(self, *inputs: Any) -> Results:
-        call = self._call(inputs)
-        results = self._results(inputs, self.kept_results, call.new_output)
-        self._run(call, FORWARD, inputs)
-        return _as_results(results)
-
-    def _value_and_grad(self, *inputs: Any) -> Results:
-        gradients = self._new_gradients(inputs)
-        loss, *others = self._value_into(gradients, inputs)
-        return loss, *_or_empty(gradients, loss), *others
-
-    def _value_and_grad_(self, *inputs: Any) -> Results:
-        check_in_place(inputs[0])
-        return _as_results(self._value_into(inputs[:1], inputs))
-
-    def _value_into(
-        self, gradients: Sequence[Tensor | None], inputs: Sequence[Any]
-    ) -> list[Tensor]:
-        call = self._call(inputs, gradients)
-        results = self._results(inputs, self.results, call.new_output)
-        self._run(call, VALUE_AND_GRAD, inputs)
-        return results
-
-    def _backward(self, *arguments: Any) -> Results:
-        inputs = arguments[len(self.upstream) :]
-        gradients = self._new_gradients(inputs)
-        self._backward_into(gradients, arguments, inputs)
-        return _as_results(_or_empty(gradients, inputs[0]))
-
-    def _backward_(self, *arguments: Any) -> None:
-        inputs = arguments[len(self.upstream) :]
-        check_in_place(inputs[0])
-        self._backward_into(inputs[:1], arguments, inputs)
-
-    def _backward_into(
-        self,
-        gradients: Sequence[Tensor | None],
-        upstream: Sequence[Tensor | None],
-        inputs: Sequence[Any],
-    ) -> None:
-        call = self._call(inputs, gradients)
         call.set_upstream(self.upstream, upstream)
-        # A program that was exported without gradients keeps none: the library then sweeps forward again.
-        if self.has_state and (state := inputs[self.end]).dim() == 2:
+        # A program that was exported without gradients keeps no state: the library then sweeps forward again.
+        if upstream and self.has_state and (state := inputs[self.end]).dim() == 2:
             call.set_row_state(state)
-        self._run(call, BACKWARD, inputs)
+        return call
 
     def _new_gradients(self, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Of the matrices; None: not asked for."""
@@ -185,7 +223,7 @@ class Operators:
 
     # --------------------------------------------------------------------------------------------------------- both
 
-    def _results(self, inputs: Sequence[Any], names: Sequence[str], make: Make) -> list[Tensor]:
+    def _results(self, inputs: Sequence[Any], names: Sequence[str], make: Make) -> list[Any]:
         labels, place = inputs[self.place_of_labels], self.num_tensors
         rows = inputs[0].shape[:-1] if labels is None else labels.shape
         return self.new_results(names, rows, inputs[place], inputs[place + 1], inputs[-1], make)
@@ -198,7 +236,7 @@ class Operators:
         values: Sequence[float],
         outputs: str,
         make: Make,
-    ) -> list[Tensor]:
+    ) -> list[Any]:
         """``names`` of what a call gives, with `make`; ``rows``: their shape."""
         found, asked = [], outputs.split(",")
         for name in names:
@@ -217,6 +255,11 @@ class Operators:
 
 
 @lru_cache(maxsize=256)
+def _alike(*_: Any) -> Alike:
+    return []
+
+
+@lru_cache(maxsize=256)
 def _state_arrays(options: str, outputs: str) -> int:
     return state_arrays(given_names(options).union(outputs.split(",")))
 
@@ -226,8 +269,17 @@ def _as_results(results: Sequence[Tensor]) -> Results:
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def _or_empty(gradients: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
-    return [like.new_empty(0, dtype=torch.float32) if g is None else g for g in gradients]
+def _dispatched(kernel: Kernel) -> Kernel:
+    """As torch's dispatcher calls it, where what was not asked for is empty."""
+
+    def wrapper(*inputs: Any) -> Any:
+        results = kernel(inputs)
+        if not isinstance(results, tuple):
+            return results
+        like = next(x for x in inputs if isinstance(x, Tensor))
+        return tuple(like.new_empty(0, dtype=torch.float32) if r is None else r for r in results)
+
+    return wrapper
 
 
 def _fake_of(like: Tensor) -> Make:
@@ -244,13 +296,15 @@ class _Eager(NamedTuple):
 
 _eager: dict[str, _Eager] = {}
 # What the arguments of an eager call are. Subclasses of Tensor have their own ideas of an operator.
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), str, list, bool, int, float})
+_VALUES = frozenset({type(None), str, bool, int, float, torch.dtype})
+_PLAIN = _VALUES | {Tensor, torch.nn.Parameter, tuple, list}
+_VMAP_MODE: Any = torch._C._dispatch_key_parse("VmapMode")  # by its name it takes 2 us to look up
 
 
 def _define(name: str, schema: str, kernel: Kernel, fake: Kernel, mutates: str | None) -> None:
     operator = torch.library.custom_op(
         f"tileloss::{name}",
-        kernel,
+        _dispatched(kernel),
         mutates_args=() if mutates is None else (mutates,),
         device_types=("cpu", "cuda"),
         schema=schema,
@@ -272,23 +326,58 @@ def is_exported() -> bool:
 
 def is_batched() -> bool:
     """Whether torch.autograd.grad(is_grads_batched=True) goes through a batch of upstream gradients in one backward."""
-    return torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+    return torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
 
 
-def run(name: str, *inputs: Any) -> Any:
+def facts(values: Sequence[Any]) -> list[Any] | None:
+    """What a call's arguments are but for the tensors' memory, to be compared with another's; None where an argument's own type,
+    or a transform of torch.func, may make more of it."""
+    kinds = tuple(map(type, values))
+    tensors = _places_of_tensors(kinds)
+    if (
+        tensors is None
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return None
+    # With the types, as 1, 1.0 and True are not the same: not each is accepted.
+    found = [kinds, *values]
+    try:
+        for place in tensors:
+            t = found[place]
+            found[place] = t.dtype, t.shape, t.stride(), t.is_neg(), t.device, t.requires_grad
+    except RuntimeError:  # no strides: a sparse one
+        return None
+    return found
+
+
+@lru_cache(maxsize=256)
+def _places_of_tensors(kinds: tuple[type, ...]) -> list[int] | None:
+    """Behind ``kinds``; None where not all are plain."""
+    if not _PLAIN.issuperset(kinds) or not {tuple, list}.isdisjoint(kinds):
+        return None
+    return [place for place, kind in enumerate(kinds, start=1) if kind not in _VALUES]
+
+
+def run(name: str, inputs: Sequence[Any], alike: Alike | None = None) -> Any:
     """The operator ``name`` without autograd. Where nobody can be watching its kernel is called directly: the dispatcher
     and custom_op's wrapping cost 20 us, and the first such call 1.4 s, as it imports torch._dynamo. Tracers, modes, functorch's
-    batching and tensor subclasses see the operator."""
+    batching and tensor subclasses see the operator. ``alike``: what is kept of calls like this one, whose `facts` were found."""
     if (
-        is_traced()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or is_batched()
-        or not _PLAIN.issuperset(map(type, inputs))
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+        or (
+            alike is None
+            and (
+                is_traced()
+                or torch._C._functorch.peek_interpreter_stack() is not None
+                or not _PLAIN.issuperset(map(type, inputs))
+            )
+        )
     ):
         return getattr(torch.ops.tileloss, name)(*inputs)
     kernel, mutated = _eager[name]
-    result = kernel(*inputs)
+    result = kernel(inputs, alike)
     if mutated is not None:
         torch.autograd.graph.increment_version(inputs[mutated])
     return result

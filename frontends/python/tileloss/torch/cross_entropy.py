@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
-from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import (
-    Student,
+    Unchecked,
     Value,
     checked_head,
     checked_logits,
@@ -19,6 +18,7 @@ from tileloss.torch._arguments import (
     without_z_loss,
 )
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
+from tileloss.torch._results import results_of
 
 Number = float | Tensor
 
@@ -122,7 +122,7 @@ def cross_entropy(
         # end of generated
     }
     return _cross_entropy(
-        checked_logits(input),
+        (checked_logits, (input,)),
         given,
         grad_in_forward=grad_in_forward,
         inplace_backward=inplace_backward,
@@ -202,13 +202,13 @@ def linear_cross_entropy(
         # end of generated
     }
     return _cross_entropy(
-        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
         given,
         grad_in_forward=grad_in_forward,
     )
 
 
-def _cross_entropy(student: Student, given: dict[str, Value], **how: Any) -> Tensor:
+def _cross_entropy(student: Unchecked, given: dict[str, Value], **how: Any) -> Tensor:
     if not is_probabilities(target := given["labels"]):
         return results_of("cross_entropy", student, given, **how)["loss"]
     given = {**without_z_loss(given), "target_probs": target, "labels": None}
@@ -265,7 +265,7 @@ def logprobs(
     names = checked_outputs(RowOutputs, outputs)
     results = results_of(
         "logprobs",
-        checked_logits(input),
+        (checked_logits, (input,)),
         given,
         outputs=names,
         inplace_backward=inplace_backward,
@@ -307,7 +307,7 @@ def linear_logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    student = checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes)
+    student = (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes))
     names = checked_outputs(RowOutputs, outputs)
     results = results_of("logprobs", student, given, outputs=names)
     return rows_of(RowOutputs, results, names)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
-from tileloss.torch._apply import results_of
-from tileloss.torch._arguments import Student, Value, checked_head, checked_logits
+from tileloss.torch._arguments import Unchecked, Value, checked_head, checked_logits
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
+from tileloss.torch._results import results_of
 
 Number = float | Tensor
 
@@ -135,7 +135,7 @@ def distillation(
     }
     return loss_and_rows(
         "distillation",
-        checked_logits(input),
+        (checked_logits, (input,)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -228,7 +228,7 @@ def linear_distillation(
     }
     return loss_and_rows(
         "distillation",
-        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -237,7 +237,7 @@ def linear_distillation(
 
 def loss_and_rows(
     function: str,
-    student: Student,
+    student: Unchecked,
     given: Mapping[str, Value],
     outputs: Iterable[str],
     **how: Any,

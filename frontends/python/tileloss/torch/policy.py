@@ -10,14 +10,14 @@ from torch import Tensor
 
 from tileloss._core.functions import FUNCTIONS
 from tileloss._core.other_names import explains_names
-from tileloss.torch._apply import results_of
 from tileloss.torch._arguments import (
-    Student,
+    Unchecked,
     Value,
     checked_head,
     checked_logits,
     may_have_shape,
 )
+from tileloss.torch._results import results_of
 
 Number = float | Tensor
 
@@ -290,7 +290,7 @@ def policy_loss(
         # end of generated
     }
     return _policy_loss(
-        checked_logits(input),
+        (checked_logits, (input,)),
         given,
         preset,
         return_metrics,
@@ -462,7 +462,7 @@ def linear_policy_loss(
         # end of generated
     }
     return _policy_loss(
-        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
         given,
         preset,
         return_metrics,
@@ -471,7 +471,7 @@ def linear_policy_loss(
 
 
 def _policy_loss(
-    student: Student,
+    student: Unchecked,
     given: dict[str, Value],
     preset: str | None,
     return_metrics: bool,

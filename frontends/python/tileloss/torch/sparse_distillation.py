@@ -109,7 +109,7 @@ def sparse_distillation(
     }
     return loss_and_rows(
         "sparse_distillation",
-        checked_logits(input),
+        (checked_logits, (input,)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,
@@ -178,7 +178,7 @@ def linear_sparse_distillation(
     }
     return loss_and_rows(
         "sparse_distillation",
-        checked_head(input, linear_weight, linear_bias, compute_dtype, workspace_bytes),
+        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,
