@@ -27,12 +27,11 @@ constexpr void (*kSubcommands[])(CLI::App&, Action&) = {
     add_gradcheck, add_judge, add_bench, add_sweep, add_info,
 };
 
-constexpr const char* kOfThePackage[] = {"audit", "remote", "report"};
+constexpr const char* kOfThePackage[] = {"audit", "report"};
 constexpr const char* kFlagsOfThePackage[] = {"--impl", "--frontend", "--implementation"};
 constexpr const char* kFooter =
     "The Python package's command (pip install '.[check]') also has\n"
     "  audit                       Check a list of implementations on a list of cases\n"
-    "  remote                      Run a commit on another machine\n"
     "  report                      Show result lines on a page\n"
     "Exit codes: 0 pass, 1 a check failed, 2 usage or config error, 3 memory, device or file system.";
 

@@ -8,8 +8,8 @@ links            each relative link, and each path named with a folder we have, 
 dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
 quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
                  at their names, continuous integration runs ./dev test itself), those that need a Python with JAX
-                 (tests/python/test_jax_check.py runs them), those that need another machine (tests/python/test_remote_docs.py)
-                 and those that change this one (tests/python/test_install.py does what pip install does)
+                 (tests/python/test_jax_check.py runs them), those that need another machine (tests/python/test_remote.py and
+                 test_remote_sky.py) and those that change this one (tests/python/test_install.py does what pip install does)
 self-test        each check above rejects a planted mistake
 """
 
@@ -28,7 +28,7 @@ BLOCK = re.compile(
 )
 NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
 NEVER_RUN += ("build/kit/run ",)  # tests/python/test_kit.py
-NEVER_RUN += ("tileloss remote ", "run=$(tileloss remote ", "sky ")
+NEVER_RUN += ("remote/run.sh ", "run=$(remote/run.sh ", "ssh build-host ", "sky ")
 # Tests of Python's run these in their own ways: with a sample project, and with releases of a package made for it.
 NEVER_RUN += (
     "pytest --tileloss-audit ",
@@ -98,7 +98,7 @@ def check_links(root):
         text = document.read_text()
         named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
         named_here = [(document.parent / name, name) for name in named]
-        folders = "src|include|tests|examples|configs|docs|benchmarks|frontends"
+        folders = "src|include|tests|examples|configs|docs|benchmarks|frontends|remote"
         named_here += [
             (root / name, name) for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
         ]

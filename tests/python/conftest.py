@@ -64,7 +64,7 @@ if find_spec("torch"):
 FULL = """
 audit_examples audit_invariance audit_packages check_models check_trackers compare docs fsdp install jax_devices
 jax_linear_programs jax_rows_programs jax_shards jax_tpu_blocks jax_tpu_compile jax_tpu_head jax_tpu_logits
-jax_tpu_mutants remote remote_docs remote_errors remote_secrets remote_sky report_page third_party_policies
+jax_tpu_mutants remote remote_sky report_page third_party_policies
 third_party_shapes torch_compile torch_distributed torch_memory torch_processes transformers_families
 transformers_trainer trl_distillation trl_distillation_heads trl_heads trl_policy trl_trainers
 """.split()

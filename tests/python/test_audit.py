@@ -243,7 +243,6 @@ def test_every_tensor_lies_on_the_device(name: str, tmp_path: Path) -> None:
         (["audit", "--case="], "--case: expected at least one name, got ''"),
         (["audit", "--ouput=x"], "unknown flag --ouput; did you mean --output?"),
         (["gradcheck", "--confg=x"], "unknown flag --confg; did you mean --config?"),
-        (["remote", "status", "--jsn", "x"], "unknown flag --jsn; did you mean --json?"),
         (
             ["audit", "--output=/dev/full"],
             "--output: expected a regular file, got /dev/full, a device",

@@ -1,283 +1,315 @@
-"""`tileloss remote` against an sshd on the loopback address: from start to fetch, and across connections that are cut."""
+"""remote/run.sh against an sshd of this user's on the loopback address, with a key and settings of its own."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
-import signal
+import re
+import shutil
+import socket
 import subprocess
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from remote_host import (
-    NAME,
-    NOT_RUN,
-    PATIENCE_S,
-    Client,
-    LoopbackHost,
-    loopback_host,
-    processes_of,
-    wait_until,
-)
-from tileloss.check.remote.fetch import _unpack
-from tileloss.check.remote.ssh import _assemble
-
+ROOT = Path(__file__).resolve().parents[2]
+SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/sbin")
+NOT_RUN = "" if SSHD and shutil.which("ssh") else "NOT RUN: there is no sshd"
 pytestmark = pytest.mark.skipif(bool(NOT_RUN), reason=NOT_RUN)
+PATIENCE_S = 300  # a busy machine takes its time; nothing waits so long where all is well
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHost]:
-    with loopback_host(tmp_path_factory.mktemp("host")) as started:
-        yield started
+class Host:
+    """`build-host`: the home folder there, and a checkout here. Tools in ``here`` and ``there`` go before the system's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home, self.repo = folder, folder / "home", folder / "a checkout"
+        for name in ("home", "here", "there", "spied", "a checkout/remote"):
+            (folder / name).mkdir(parents=True)
+        subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {(folder / 'key.pub').read_text()}")
+        (folder / "ssh_config").write_text(
+            f"Host build-host\nHostName 127.0.0.1\nPort {self.port}\nIdentityFile {folder}/key\n"
+            f"IdentitiesOnly yes\nUserKnownHostsFile {folder}/known\nStrictHostKeyChecking yes\n"
+        )
+        self.tool("here/ssh", f'exec {shutil.which("ssh")} -F "{folder}/ssh_config" "$@"')
+        self.environment = {**os.environ, "PATH": f"{folder}/here:{os.environ['PATH']}"}
+        shutil.copy(ROOT / "remote/run.sh", self.repo / "remote")
+        self.git("init", "--quiet")
+        self.commit(".gitignore", "/build/\n")
+        self.start()
+
+    def tool(self, path: str, script: str) -> None:
+        (self.folder / path).write_text(f"#!/bin/sh\n{script}\n")
+        (self.folder / path).chmod(0o755)
+
+    def start(self, log_level: str = "INFO") -> None:
+        """Returns when it listens."""
+        there = f'cd \'{self.home}\'; export HOME="$PWD" KEY=old PATH={self.folder}/there:"$PATH"'
+        config = (
+            f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {self.folder}/key\nStrictModes no\nUsePAM no\n"
+            f"AuthorizedKeysFile {self.folder}/key.pub\nPidFile none\nMaxStartups 100\nLogLevel {log_level}\n"
+            f'ForceCommand {there}; eval "$SSH_ORIGINAL_COMMAND"\n'
+        )
+        (self.folder / "sshd_config").write_text(config)
+        command = [str(SSHD), "-f", str(self.folder / "sshd_config")]
+        # Since 9.8 a client whose connections end as ours do is refused for a while.
+        penalties = "-oPerSourcePenalties=no"
+        known = subprocess.run([*command, "-t", penalties], capture_output=True).returncode == 0
+        command += [penalties] * known
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # root's sshd wants it
+        log = self.folder / "sshd.log"
+        with log.open("wb") as file:
+            self.server = subprocess.Popen([*command, "-D", "-e"], stderr=file)
+        wait_until(lambda: "Server listening" in log.read_text())
+
+    def cut(self, *, stop: bool = False) -> None:
+        """Ends every connection, as a network that is gone does, and with ``stop`` takes no new ones."""
+        sessions = [each for each in below(self.server.pid) if "sshd" in read(f"/proc/{each}/comm")]
+        if stop:
+            self.server.terminate()
+            self.server.wait()
+        kill(sessions)
+
+    def git(self, *words: str) -> str:
+        command = ["git", "-C", str(self.repo), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, name: str, content: str) -> str:
+        self.tool(f"{self.repo.name}/{name}", content)
+        self.git("add", "--all")
+        self.git("-c", "commit.gpgsign=false", "commit", "--quiet", "--message=change")
+        return self.git("rev-parse", "HEAD")
+
+    def run(self, *command: str) -> subprocess.Popen[str]:
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=self.repo, env=self.environment, text=True, **both)
+
+    def __call__(self, *words: str, code: int = 0) -> tuple[str, str]:
+        """What it prints and what it says."""
+        with self.run("remote/run.sh", "build-host", *words) as process:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code, (words, process.returncode, out, err)
+        return out, err
+
+    def detached(self, script: str) -> tuple[str, Path]:
+        """A run's ID, and its folder there."""
+        run = self("-n", "--", "sh", "-c", script)[0].strip()
+        return run, self.home / "tileloss-remote/runs" / run
+
+
+def read(path: str | Path) -> str:
+    """Empty where the process is gone."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def below(process: int) -> list[int]:
+    children = read(f"/proc/{process}/task/{process}/children").split()
+    return [each for child in map(int, children) for each in (child, *below(child))]
+
+
+def processes_of(run: str) -> list[int]:
+    mark, environs = f"TILELOSS_REMOTE_RUN={run}\0", Path("/proc").glob("[0-9]*/environ")
+    return [int(each.parent.name) for each in environs if mark in read(each)]
+
+
+def kill(processes: list[int]) -> None:
+    subprocess.run(["kill", "-KILL", *map(str, processes)], capture_output=True)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
 
 
 @pytest.fixture
-def client(tmp_path: Path, host: LoopbackHost) -> Client:
-    return Client(tmp_path, host)
+def host(tmp_path: Path) -> Iterator[Host]:
+    started = Host(tmp_path)
+    yield started
+    started.cut(stop=True)
+    for run in started.home.glob("*/runs/*"):  # of a test that failed
+        kill(processes_of(run.name))
 
 
-def test_a_run_is_the_commit_and_its_files_come_back(client: Client, tmp_path: Path) -> None:
-    first = client.git("rev-parse", "HEAD")
-    client.commit("README", "two\n")
-    made = "mkdir -p build/deep && echo '{}' >build/deep/r.jsonl && touch report.html other"
-    link = "ln -s /etc/passwd build/link"
-    printed = "git rev-parse HEAD; cat README; echo to stderr >&2; exit 5"
-    run = client.shell(f"{made}; {link}; {printed}", [f"--commit={first}"])
-    followed = client("follow", run, code=5)
-    assert followed.stdout == f"{first}\none\nto stderr\n"
-    assert followed.stderr == ""
-    status = client.status(run)
-    assert status["state"] == "ended" and status["exit_code"] == 5
-    assert status["commit"] == first and status["log_bytes"] == len(followed.stdout)
-    assert client("status", run).stdout.startswith(f"{run} on {NAME}: ended, exit code 5, ")
-
-    output = tmp_path / "output" / "folder"
-    fetched = client("fetch", run, "-o", str(output), "--path=build", "--path=other").stdout
-    expected = {"log", "status", "tree/build/deep/r.jsonl", "tree/other", "tree/report.html"}
-    files = {str(each.relative_to(output)) for each in output.rglob("*") if each.is_file()}
-    assert files == expected
-    assert {str(Path(line).relative_to(output)) for line in fetched.splitlines()} == expected
-    assert (output / "log").read_text() == followed.stdout
-    assert (output / "status").read_text() == "5\n"
-
-    (line,) = client("list", "--json").stdout.splitlines()
-    assert json.loads(line)["id"] == run
-    assert client("list").stdout.startswith(f"{run}  {NAME}  {first[:12]}  sh -c ")
-    client("remove", run)
-    assert not client.run_folder(run).exists()
-    assert client("list").stdout == ""
+WORDS = 'a b|it\'s|"$HOME" `id`||\\n\\\\|two\nlines\n|--|-x|*|é€|!x; :'.split("|")
+HOSTILE = "a \n'b"
+MAKE = f"""git rev-parse HEAD; tail -n 1 version; git status --porcelain; printf '<%s>' "$@"
+mkdir -p "{HOSTILE}"; echo x >"{HOSTILE}/-f"; ln -s /etc/passwd "{HOSTILE}/l"
+echo y >r.jsonl; ln r.jsonl report.html; touch other; exit 5"""
 
 
-WORDS = ["a b", "it's", '"$HOME" `id`', "", "\\n\\\\", "two\nlines", "--", "-x", "*", "é€", "!x; :"]
+def test_a_run_is_the_commit_and_its_files_come_back(host: Host) -> None:
+    first = host.commit("version", "one")
+    host.commit("version", "two")
+    options = ["-c", "HEAD~1", "-d", 'it\'s a "folder" of $HOME', "-p", HOSTILE, "-o", "build/o p"]
+    out, err = host(*options, "--", "sh", "-c", MAKE, "sh", *WORDS, code=5)
+    assert out == f"{first}\none\n" + "".join(f"<{word}>" for word in WORDS)
+    (folder,) = (host.repo / "build/o p").iterdir()
+    said = [f"{first} on build-host: remote/run.sh build-host -f {folder.name}"]
+    said += [f"exit code 5; files in build/o p/{folder.name}"]
+    assert err.splitlines() == [f"remote/run.sh: {each}" for each in said]
+    files = {str(each.relative_to(folder)): each for each in folder.rglob("*") if not each.is_dir()}
+    made = {"tree/r.jsonl", "tree/report.html", f"tree/{HOSTILE}/-f"}
+    assert set(files) == {"log", "status", *made}
+    assert files["log"].read_text() == out and files["tree/report.html"].read_text() == "y\n"
 
 
-def test_words_arrive_as_they_were_given(client: Client) -> None:
-    run = client.start("printf", "<%s>", *WORDS)
-    assert client("follow", run).stdout == "".join(f"<{word}>" for word in WORDS)
-    assert client.run_folder(run).is_dir()
+# It waits until it has been looked for in the list of processes.
+ASKED = """printf %s "$KEY$WANDB_API_KEY" | sha256sum; env | grep -c NOT_ASKED_FOR
+touch run.jsonl started; until [ -e seen ]; do sleep 0.05; done"""
 
 
-def test_ssh_options_and_the_default_command(
-    client: Client, host: LoopbackHost, tmp_path: Path
-) -> None:
-    dev = client.repo / "dev"
-    dev.write_text("#!/bin/sh\necho dev $*\n")
-    dev.chmod(0o755)
-    client.commit("other", "")
-    options = [f"--ssh-option={name}={value}" for name, value in host.options()]
-    client.environment["PATH"] = os.environ[
-        "PATH"
-    ]  # the system's ssh, which does not know the host
-    run = client("start", "127.0.0.1", f"--dir={tmp_path}/there", *options).stdout.strip()
-    assert client("follow", run).stdout == "dev test\n"
+def test_only_the_command_gets_a_secret(host: Host) -> None:
+    secrets = {"KEY": "canary-1 it's \\ \n$x", "WANDB_API_KEY": "canary-2", "NOT_ASKED_FOR": "3"}
+    host.environment |= secrets | {"HF_TOKEN": "canary-3", "exports": "", "value": "", "words": ""}
+    tools = (
+        "here/git here/ssh here/tee here/tar there/git there/mkdir there/tail there/cat there/tar"
+    )
+    for (
+        tool
+    ) in tools.split():  # each writes down its arguments and environment, then is the real one
+        real = read(host.folder / tool) or f'exec {shutil.which(Path(tool).name)} "$@"'
+        into = f"{host.folder}/spied/{tool.replace('/', '-')}"
+        host.tool(tool, f'{{ echo "$*"; env; }} >>"{into}"\n{real}')
+    host.cut(stop=True)
+    host.start("DEBUG3")
+    words = ["-s", "KEY", "-s", "WANDB_API_KEY", "--", "sh", "-c", ASKED]
+    with host.run("remote/run.sh", "build-host", *words) as process:
+        wait_until(lambda: list(host.home.rglob("started")))
+        lists = [read(each) for each in Path("/proc").glob("[0-9]*/cmdline")]
+        next(host.home.rglob("started")).with_name("seen").touch()
+        out, err = process.communicate(timeout=PATIENCE_S)
+    digest = hashlib.sha256((secrets["KEY"] + secrets["WANDB_API_KEY"]).encode()).hexdigest()
+    assert out == f"{digest}  -\n0\n" and process.returncode == 0
+    assert any("trap : TERM" in line for line in lists)
+    assert not [line for line in (*lists, err) if "canary" in line]
+    assert len(list((host.folder / "spied").iterdir())) == len(tools.split())
+    files = [each for each in host.folder.rglob("*") if each.is_file()]
+    assert not [each for each in files if b"canary" in each.read_bytes()]
 
-
-def test_only_what_is_not_there_is_sent(client: Client) -> None:
-    def sent() -> float | None:
-        answer = client("start", NAME, f"--dir={client.directory}", "--", "true").stderr
-        _, found, rest = answer.partition(" sending ")
-        return float(rest.splitlines()[0].split()[-2]) if found else None
-
-    client.commit("large", os.urandom(150_000).hex())
-    assert sent() == 0.2  # MB
-    assert sent() is None
-    commit = client.commit("small", "1")
-    assert sent() == 0.0
-    (folder,) = [
-        each for each in (client.there / "runs").iterdir() if (each / "tree" / "small").exists()
-    ]
-    checked_out = ["git", "-C", folder / "tree", "rev-parse", "HEAD"]
-    assert subprocess.run(checked_out, capture_output=True, text=True).stdout.strip() == commit
-    client.git("checkout", "--quiet", "HEAD~1")  # a part of what is there
-    assert sent() is None
-    assert client.git("for-each-ref", "--format=%(refname)").startswith("refs/heads/")
-    assert not list(client.there.glob("incoming-*"))
-
-
-# ------------------------------------------------------------------------------------------------------- lost connections
 
 # In three parts, each of which waits for its file: however slow the machine is, it does not end before its connections are cut.
 COUNT = """i=0
 for part in 1 2 3; do
   while [ $i -lt $((part * 100)) ]; do i=$((i + 1)); echo line $i; sleep 0.01; done
   until [ -e part$part ]; do sleep 0.05; done
-done
-exit 7"""
-COUNTED = "".join(f"line {i}\n" for i in range(1, 301))
+done; exit 7"""
 
 
-def follow_scripts(folder: Path) -> list[int]:
-    """The processes at the other end of `follow`: they are in the run's folder, the run itself is below it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if (entry / "cwd").readlink() == folder:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def test_a_cut_connection_loses_and_repeats_nothing(
-    client: Client, host: LoopbackHost, tmp_path: Path
-) -> None:
-    run = client.shell(COUNT)
-    tree = client.run_folder(run) / "tree"
-    log, errors = tmp_path / "followed", tmp_path / "errors"
-    with open(log, "wb") as out, open(errors, "wb") as err:
-        command = client.command("follow", run)
-        following = subprocess.Popen(command, env=client.environment, stdout=out, stderr=err)
-    try:
-        wait_until(lambda: log.stat().st_size > 0)
-        assert host.cut() > 0
-        wait_until(lambda: "again in" in errors.read_text())
-        (tree / "part1").touch()
-        wait_until(lambda: "line 101\n" in log.read_text())
-        host.stop(cut=True)
-        (tree / "part2").touch()
-        wait_until(lambda: "Connection refused" in errors.read_text())
+def test_a_cut_connection_loses_and_repeats_nothing(host: Host) -> None:
+    run, folder = host.detached(COUNT)
+    log = host.repo / f"build/remote/{run}/log"
+    with host.run("remote/run.sh", "build-host", "-f", run) as following:
+        assert following.stderr is not None
+        wait_until(lambda: read(log))
+        host.cut()
+        (folder / "tree/part1").touch()
+        wait_until(lambda: "line 101\n" in read(log))
+        host.cut(stop=True)
+        (folder / "tree/part2").touch()
+        wait_until(lambda: "no connection; again in 1 s" in following.stderr.readline())
+        wait_until(lambda: "Connection refused" in following.stderr.readline())
         host.start()
-        (tree / "part3").touch()
-        assert following.wait(timeout=PATIENCE_S) == 7
-    finally:
-        following.kill()
-        host.restart()
-    assert log.read_text() == COUNTED
-    assert client("follow", run, code=7).stdout == ""  # goes on where it was left
-    assert client("follow", run, "--all", code=7).stdout == COUNTED
+        (folder / "tree/part3").touch()
+        out = following.communicate(timeout=PATIENCE_S)[0]
+    assert following.returncode == 7
+    assert out == read(log) == "".join(f"line {i}\n" for i in range(1, 301))
+    assert host("-f", run, code=7)[0] == ""  # goes on where it was left
 
 
-def test_follow_gives_up_when_told_to(client: Client, host: LoopbackHost) -> None:
-    run = client.shell("echo ready; sleep 100")
-    command = client.command("follow", run, "--retry-for=1", "--quiet")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=client.environment, stdout=pipe, stderr=pipe) as following:
-        assert following.stdout is not None and following.stderr is not None
-        assert following.stdout.readline() == b"ready\n"
-        host.stop(cut=True)
-        try:
-            assert following.wait(timeout=PATIENCE_S) == 3
-            wait_until(lambda: not follow_scripts(client.run_folder(run)))
-        finally:
-            host.start()
-        (line,) = following.stderr.read().decode().splitlines()
-    assert "Connection refused" in line and f"follow {run}" in line
-    client("stop", run)
-
-
-def test_whoever_reads_the_log_may_leave(client: Client) -> None:
-    run = client.shell("while :; do echo again; sleep 0.1; done")
-    command = client.command("follow", run)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=client.environment, stdout=pipe, stderr=pipe) as following:
-        assert following.stdout is not None and following.stderr is not None
-        assert following.stdout.readline() == b"again\n"
-        following.stdout.close()
-        assert following.wait(timeout=PATIENCE_S) == 141
-        assert following.stderr.read() == b""
-    client("stop", run)
-
-
-# ------------------------------------------------------------------------------------------------------------------- stop
-
-
-def test_stop_ends_every_process(client: Client) -> None:
-    elsewhere = "trap 'echo elsewhere; exit' TERM; while :; do sleep 0.1; done"
-    run = client.shell(
-        f"""trap 'echo bye; exit 9' TERM
-        setsid sh -c "{elsewhere}" & echo up; while :; do sleep 0.1; done"""
-    )
-    folder = client.run_folder(run)
-    wait_until(lambda: (folder / "log").read_text() == "up\n")
-    leader = int((folder / "pid").read_text())
-    assert os.getsid(leader) == os.getpgid(leader) == leader
-    assert len(processes_of(run)) >= 3
-    assert "is running" in client("remove", run, code=2).stderr
-    assert ": ended, exit code 9, " in client("stop", run).stdout
+def test_stop_ends_every_process(host: Host) -> None:
+    """One that ignores TERM, in a session of its own, among them. The exit code is the command's."""
+    other = "setsid sh -c \"trap '' TERM; echo up; exec sleep 1000\" &"
+    run, _ = host.detached(f"{other} trap 'exit 9' TERM; while :; do sleep 0.1; done")
+    with host.run("remote/run.sh", "build-host", "-f", run) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == "up\n"
+        reader.stdout.close()  # who reads the log may leave
+        assert len(processes_of(run)) >= 3
+        host("-k", run)
     assert processes_of(run) == []
-    log = client("follow", run, code=9).stdout.splitlines()
-    assert {"up", "bye", "elsewhere"} <= set(log)  # and what the shell says of its children
-    client("stop", run)  # there is nothing left to stop
+    host("-f", run, code=9)
+    assert "can't cd" in host("-k", "none", code=3)[1]
 
 
-def test_stop_kills_what_ignores_it(client: Client) -> None:
-    run = client.shell("trap '' TERM; setsid sleep 1000 & echo up; while :; do sleep 0.1; done")
-    wait_until(lambda: client.status(run)["log_bytes"] == 3)
-    assert ": ended, exit code 137, " in client("stop", run, "--grace=0").stdout
-    assert processes_of(run) == []
+def test_a_run_that_vanished_and_a_disk_that_is_full(host: Host) -> None:
+    run, _ = host.detached("exec sleep 1000")
+    kill(processes_of(run))
+    assert "the run is gone without an exit code" in host("-f", run, code=3)[1]
+    run, folder = host.detached("until [ -e ../probe ]; do sleep 0.05; done; exit 7")
+    (folder / "probe").symlink_to("/dev/full")
+    assert "the disk there is full: the log may be cut" in host("-f", run, code=7)[1]
 
 
-def test_a_run_that_vanished_is_lost(client: Client) -> None:
-    run = client.shell("echo up; sleep 1000")
-    log = client.run_folder(run) / "log"
-    wait_until(lambda: log.read_text() == "up\n")
-    for process in processes_of(run):
-        os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not processes_of(run))
-    status = client.status(run)
-    assert status["state"] == "lost" and status["exit_code"] is None
-    followed = client("follow", run, code=3)
-    assert followed.stdout == "up\n" and "the run is gone without an exit code" in followed.stderr
+def test_what_is_refused(host: Host) -> None:
+    for words in ("-c nothing", "-c --all", "-s NOT_SET", "-s KEY=in-argv", "-x", "-f"):
+        said = host(*words.split(), code=2)[1]
+        expected = {"-c": "-c: expected a commit", "-s": "-s: expected the name of a variable"}
+        assert expected.get(words[:2], "") in said and "in-argv" not in said
+    for name in ("", "a b", "a/b", "a:b", "-oProxyCommand=x", "--help"):
+        with host.run("remote/run.sh", name) as process:
+            assert "remote/run.sh HOST" in process.communicate()[1] and process.returncode == 2
+    (host.repo / "new \n file").touch()
+    assert '?? "new \\n file"' in host(code=2)[1]
+    (host.repo / "new \n file").unlink()
+    host.cut(stop=True)
+    assert "Connection refused" in host(code=3)[1]
+    assert not list(host.home.iterdir())
 
 
-# -------------------------------------------------------------------------------------------------------- its own protocol
+def test_a_hostile_machine_writes_nothing_elsewhere(host: Host) -> None:
+    names = ["../escaped", f"{host.folder}/absolute", "tree/../../up", "kept", "link/in", "status"]
+    with tarfile.open(host.folder / "archive", "w") as made:
+        for name in names:
+            link, member = tarfile.TarInfo("link"), tarfile.TarInfo(name)
+            link.type, link.linkname, member.size = tarfile.SYMTYPE, str(host.folder), 2
+            made.addfile(link)
+            made.addfile(member, BytesIO(b"0\n"))
+    host.tool("there/tar", f'cat "{host.folder}/archive"')
+    before = set(host.folder.iterdir())
+    with host.run("remote/run.sh", "build-host", "--", "true") as process:
+        process.communicate(timeout=PATIENCE_S)
+    assert set(host.folder.iterdir()) == before
+    assert {each.name for each in host.repo.iterdir()} == {".git", ".gitignore", "build", "remote"}
+    came = list((host.repo / "build").rglob("*"))
+    assert "kept" in {each.name for each in came} and not any(each.is_symlink() for each in came)
 
 
 def test_half_a_script_does_nothing(tmp_path: Path) -> None:
-    script = f"touch '{tmp_path}/done'\n" + 20 * ": further on\n"
-    text = _assemble(script, ["a", "b"], {"NAME": "value"}, "marker")
-    for end in range(0, len(text) - 3, 7):
-        subprocess.run(["sh", "-c", text[:end]], capture_output=True)
-        assert not (tmp_path / "done").exists(), text[:end]
-    subprocess.run(["sh", "-c", text], check=True, capture_output=True)
-    assert (tmp_path / "done").exists()
+    script = (ROOT / "remote/run.sh").read_text()
+    text = f"secrets() {{ :\n}}\nset -- touch '{tmp_path}/done'\n{script}"
+    for end in (*range(0, text.index('"$@" && exit'), 97), len(text)):
+        subprocess.run(["sh"], input=text[:end], text=True, capture_output=True)
+        assert (tmp_path / "done").exists() == (end == len(text)), text[:end]
 
 
-def test_what_the_login_shell_prints_is_dropped(client: Client, host: LoopbackHost) -> None:
-    host.restart(ForceCommand='printf "welcome\\nhome"; eval "$SSH_ORIGINAL_COMMAND"')
-    try:
-        run = client.shell("echo here")
-        assert client("follow", run).stdout == "here\n"
-        assert client.status(run)["exit_code"] == 0
-    finally:
-        host.restart()
-
-
-def test_an_archive_writes_nothing_elsewhere(tmp_path: Path) -> None:
-    archive, folder = tmp_path / "archive", tmp_path / "folder"
-    folder.mkdir()
-    with tarfile.open(archive, "w") as made:
-        for name in ("../escaped", f"{tmp_path}/absolute", "tree/../../up", "tree/kept"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            made.addfile(member, BytesIO(b"x"))
-        link = tarfile.TarInfo("tree/link")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        made.addfile(link)
-    assert _unpack(archive, folder / ".new", folder) == [folder / "tree" / "kept"]
-    assert {each.name for each in tmp_path.iterdir()} == {"archive", "folder"}
-    assert [each.name for each in (folder / "tree").iterdir()] == ["kept"]
+def test_the_pages_commands_run(host: Host) -> None:
+    """In a shallow checkout, whose ./dev makes what they name."""
+    page = (ROOT / "docs/users/remote.md").read_text()
+    (block,) = re.findall(r"^```sh\n(remote/run.sh .*?)^```$", page, re.M | re.S)
+    program = (
+        "printf '#!/bin/sh\\necho {}' >build/release/tileloss; chmod +x build/release/tileloss"
+    )
+    host.commit("dev", f"mkdir -p build/results build/release; touch build/results/x\n{program}")
+    host.commit("other", "")
+    shallow = host.folder / "shallow"
+    host.git("clone", "--quiet", "--depth=2", f"file://{host.repo}", str(shallow))
+    host.repo, host.environment["WANDB_API_KEY"] = shallow, "a-key"
+    with host.run("bash", "-exc", block) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, out + err
+    assert "exit code 143\n" in out
+    results = {each.name for each in (shallow / "build").rglob("*")}
+    assert results >= {"x", "bench.jsonl"}

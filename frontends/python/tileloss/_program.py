@@ -13,7 +13,7 @@ from tileloss.check.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
-_PYTHON = {"audit", "remote", "report"}
+_PYTHON = {"audit", "report"}
 _WITH_CONFIG = {"gradcheck", "sweep"}  # it may have keys that the compiled program lacks
 
 _TERMINATED = 143

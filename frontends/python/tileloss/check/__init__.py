@@ -8,7 +8,6 @@ bench.py        the times of the front end's passes, beside the machine's roofs
 audit/          a list of cases against a list of implementations, each in a process of its own
 implementations/  who can compute a case: torch, TRL, Liger, optax, ... and functions of the user's
 report/         a page of result lines
-remote/         a commit on another machine: start, follow, status, fetch, stop
 
 config.py       the keys of a config that the compiled program leaves to this package
 program.py      the compiled program as a child

@@ -21,8 +21,8 @@ def implementation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--implementation", metavar="NAME", help=summary)
 
 
-def quiet(parser: argparse.ArgumentParser, summary: str = "no progress on stderr") -> None:
-    parser.add_argument("--quiet", action="store_true", help=summary)
+def quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def output(parser: argparse.ArgumentParser, summary: str) -> None:

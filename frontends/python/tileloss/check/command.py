@@ -29,7 +29,6 @@ SUBCOMMANDS = {
     "audit": Subcommand(
         "tileloss.check.audit.command", "check a list of implementations on a list of cases"
     ),
-    "remote": Subcommand("tileloss.check.remote.command", "run a commit on another machine"),
     "report": Subcommand("tileloss.check.report", "show result lines on a page"),
 }
 USAGE, ENVIRONMENT = 2, 3
@@ -77,21 +76,12 @@ def _parse(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
 
 def _refuse_unknown_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Before argparse, which would say instead what is missing."""
-    known = _flags(parser)
+    known = [each for each in parser._option_string_actions if each.startswith("--")]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     for word in arguments[:end]:
         flag = word.partition("=")[0]
         if flag.startswith("--") and flag not in known:
             parser.error(f"unknown flag {escaped(flag)}{did_you_mean(flag, known)}")
-
-
-def _flags(parser: argparse.ArgumentParser) -> list[str]:
-    """Its own, and those of its actions."""
-    found = [each for each in parser._option_string_actions if each.startswith("--")]
-    for action in parser._actions:
-        for inner in action.choices.values() if isinstance(action.choices, dict) else ():
-            found += _flags(inner)
-    return found
 
 
 def _forget_output() -> None:
