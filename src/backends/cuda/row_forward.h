@@ -434,7 +434,8 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
 
 // kIsPlain: no sums but the one, no softcap.
 template <class T, bool kIsPlain>
-__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1) forward_rows(SweepJob job) {
+__global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
+    forward_rows(const __grid_constant__ SweepJob job) {
   TILELOSS_SHARED(WarpSums, parts);
   const std::int64_t i = blockIdx.x;
   const std::int64_t label = job.rows.label_columns[i];
@@ -443,7 +444,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
     return;
   }
   const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
-  const LogitTransform transform = transform_of<kIsPlain>(job);
+  const LogitTransform& transform = *job.transform;  // no copy: its registers are the sweep's
   const Exponents<T, kIsPlain> exponents(transform);
   Seen<T, kIsPlain> seen(exponents);
   for (int slice = 0; slice < job.slices; ++slice) {
