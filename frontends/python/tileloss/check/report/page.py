@@ -3,149 +3,83 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from tileloss import __version__
 from tileloss.check.files import output_place, write_whole
-from tileloss.check.report import (
-    audits,
-    blocks,
-    checks,
-    comparisons,
-    fields,
-    invariances,
-    style,
-    sweeps,
-    times,
-)
-from tileloss.check.report.blocks import Block, Fold, Mark, Picture, Section, plain
-from tileloss.check.report.fields import Line, Record, printable
+from tileloss.check.report import plots
+from tileloss.check.report.kinds import KINDS, Shown
+from tileloss.check.report.lines import Line, count, grouped, printable, table
+from tileloss.check.report.plots import COLOURS, Picture
 
-_SHOWN_TEXT = 160  # characters of a line that is not understood
+Record = tuple[Path, int, Line]  # a line, and where it stands
 
 
-# A section's name, in the order of the page: what makes an item of a line or raises ValueError, and what shows the items. bench's
-# lines have no tool.
-KINDS: dict[str, tuple[Callable[[Record], Any], Callable[[Sequence[Any]], Section]]] = {
-    "check": (lambda record: checks.read(record.line), checks.section),
-    "audit": (lambda record: fields.read(audits.Audited, record.line), audits.section),
-    "invariance": (lambda record: invariances.read(record.line), invariances.section),
-    "compare": (lambda record: comparisons.read(record.line), comparisons.section),
-    "bench": (lambda record: times.read(record.line), times.section),
-    "sweep": (sweeps.read, sweeps.section),
-}
-_TOOLS = {"gradcheck": "check", "judge": "check"}
+class Section(NamedTuple):
+    """Lines of a kind with what was read of them, and what they come to."""
+
+    name: str
+    items: list[Line]
+    shown: Shown
+
+    @property
+    def pictures(self) -> list[Picture]:
+        return sum((item.get("pictures", []) for item in self.items), self.shown.pictures)
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     title: str
     sections: list[Section]
     files: dict[str, int]
 
     @property
-    def verdict(self) -> tuple[Mark, str]:
+    def verdict(self) -> tuple[str, str]:
         """Of the sections that judge something."""
-        judged = [each for each in self.sections if each.outcome in (Mark.PASS, Mark.FAIL)]
-        failed = [each for each in judged if each.outcome is Mark.FAIL]
-        if failed:
-            return Mark.FAIL, "Failed: " + "; ".join(f"{e.name}: {e.summary}" for e in failed)
-        if judged:
-            return Mark.PASS, "Passed: " + "; ".join(f"{e.name}: {e.summary}" for e in judged)
-        return Mark.NONE, "Measurements only: nothing here was checked"
-
-    @property
-    def pictures(self) -> list[Picture]:
-        return [each for section in self.sections for each in _pictures(section.blocks)]
+        for mark, word in (("fail", "Failed"), ("pass", "Passed")):
+            found = [each for each in self.sections if each.shown.mark == mark]
+            if found:
+                return mark, f"{word}: " + "; ".join(f"{e.name}: {e.shown.summary}" for e in found)
+        return "none", "Measurements only: nothing here was checked"
 
 
-def make_report(records: list[Record], title: str) -> Report:
-    """Lines that no section understands get one of their own."""
-    items: dict[str, list[Any]] = {name: [] for name in KINDS}
-    unknown: list[tuple[Record, str]] = []
-    for given in records:
-        record = Record(printable(given.file), given.number, printable(given.line))
-        name = kind_of(record.line)
-        if name not in KINDS:
-            unknown.append((record, f"no section for {name}"))
-            continue
+def make_report(records: Sequence[Record], title: str) -> Report:
+    """Lines that no section understands get one of their own. Of files the names are shown, not where they were."""
+    items: dict[str, list[Line]] = {name: [] for name in KINDS}
+    unknown = []
+    for path, number, given in records:
+        line = printable(given)
+        line |= {"path": str(path), "file": printable(path.name), "number": number}
+        is_time = "roof_ms" in line and "pass" in line  # older ones of bench have no tool
+        tool = str(line.get("tool", "bench" if is_time else "a line without a tool"))
+        name = "checks" if tool in ("gradcheck", "judge") else tool
         try:
-            items[name].append(KINDS[name][0](record))
+            if name not in KINDS:
+                raise ValueError(f"no section for {name}")
+            items[name].append(line | KINDS[name][0](line))
         except ValueError as error:
-            unknown.append((record, f"{name}: {error}"))
-    sections = [KINDS[name][1](found) for name, found in items.items() if found]
+            text = str(printable(given))
+            why = {"where": f"{line['file']}:{number}", "why": str(error)}
+            unknown.append(why | {"text": text[:160] + "…" * (len(text) > 160)})
+    sections = [Section(n, found, KINDS[n][1](found)) for n, found in items.items() if found]
     if unknown:
-        sections.append(_unknown_section(unknown))
-    files = Counter(printable(record.file) for record in records)
-    return Report(printable(title), sections, files)
-
-
-def kind_of(line: Line) -> str:
-    """The section's name, or in words what the line is."""
-    tool = line.get("tool")
-    if isinstance(tool, str):
-        return _TOOLS.get(tool, tool)
-    return "bench" if "roof_ms" in line and "pass" in line else "a line without a tool"
-
-
-def _unknown_section(unknown: list[tuple[Record, str]]) -> Section:
-    columns: blocks.Columns[tuple[Record, str]] = {
-        "line": lambda each: plain(f"{each[0].file}:{each[0].number}"),
-        "why": lambda each: plain(each[1]),
-        "text": lambda each: plain(_shortened(str(each[0].line))),
-    }
-    found: list[Block] = [blocks.table(unknown, columns)]
-    summary = f"{blocks.count(len(unknown), 'line')} not understood"
-    return Section("unknown", "Lines not understood", len(unknown), Mark.WARN, summary, found)
-
-
-def _shortened(text: str) -> str:
-    return text[:_SHOWN_TEXT] + "…" * (len(text) > _SHOWN_TEXT)
-
-
-def _pictures(found: Sequence[Block]) -> list[Picture]:
-    pictures: list[Picture] = []
-    for block in found:
-        if isinstance(block, Picture):
-            pictures.append(block)
-        elif isinstance(block, Fold):
-            pictures += _pictures(block.blocks)
-    return pictures
+        shown = Shown(f"{count(len(unknown), 'line')} not understood", "warn", [])
+        sections.append(Section("unknown", unknown, shown))
+    return Report(printable(title), sections, Counter(printable(path.name) for path, *_ in records))
 
 
 def html(report: Report) -> str:
     """A page that needs nothing else: styles and pictures are in it, and no script."""
-    environment = Environment(
-        loader=PackageLoader("tileloss.check.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {
-        "drawings": _drawings,
-        "kind_of_block": lambda block: type(block).__name__,
-        "light": style.css_variables(style.LIGHT),
-        "dark": style.css_variables(style.DARK),
-        "version": __version__,
-    }
-    return environment.get_template("page.html.j2").render(report=report)
-
-
-def _drawings(picture: Picture) -> list[tuple[str, Markup]]:
-    """One for desktops and one for phones."""
-    found = []
-    for name, width in (("wide", style.WIDE), ("narrow", style.NARROW)):
-        with style.settings():
-            drawn = style.svg(picture.plot(width, style.VARIABLES).figure, f"{picture.name}-{name}")
-        found.append((name, Markup(drawn)))
-    return found
+    loader = PackageLoader("tileloss.check.report")
+    page = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    variables = {name: f"var(--{name})" for name in COLOURS}
+    page.globals |= {"colours": COLOURS, "grouped": grouped, "table": table, "version": __version__}
+    page.globals["drawing"] = lambda picture: Markup(plots.svg(picture, variables))
+    return page.get_template("page.html.j2").render(report=report)
 
 
 def write_images(report: Report, folder: Path, inputs: Sequence[Path] = ()) -> list[Path]:
@@ -153,17 +87,13 @@ def write_images(report: Report, folder: Path, inputs: Sequence[Path] = ()) -> l
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--images: expected a folder, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-
-    def write(name: str, data: str | bytes) -> None:
-        write_whole(output_place("--images", folder / name, inputs), data)
-        written.append(folder / name)
-
-    for picture in report.pictures:
-        for theme, palette in (("light", style.LIGHT), ("dark", style.DARK)):
-            with style.settings():
-                drawn = style.svg(picture.plot(style.WIDE, palette).figure, picture.name)
-            write(f"{picture.name}-{theme}.svg", drawn + "\n")
-        with style.settings():
-            write(f"{picture.name}.png", style.png(picture.plot(style.WIDE, style.LIGHT).figure))
+    written: list[Path] = []
+    for picture in (picture for section in report.sections for picture in section.pictures):
+        files = {".png": plots.saved(picture, "png")}
+        for place, theme in enumerate(("light", "dark")):
+            colours = {name: both[place] for name, both in COLOURS.items()}
+            files[f"-{theme}.svg"] = plots.svg(picture, colours).encode() + b"\n"
+        for end, data in files.items():
+            written.append(folder / f"{picture.name}{end}")
+            write_whole(output_place("--images", written[-1], inputs), data)
     return written
