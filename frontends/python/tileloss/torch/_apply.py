@@ -2,8 +2,8 @@
 
 The forward of an operator f saves its row state (3 or 4 floats a row), from which f_backward computes the gradient at one
 exponential an element. An operator f_value_and_grad has computed the gradients with the value; its backward multiplies them by
-the upstream gradient, in place, and gives them as they are when that is 1; while the graph is retained it gives copies.
-Double backward is refused.
+the upstream gradient, in place, and gives them as they are when that is 1; while the graph is retained it gives copies. The
+backward of an operator f_adding adds the head's gradient to a tensor of the caller's. Double backward is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from tileloss.torch._arguments import refuse_duals
 from tileloss.torch._call import scale_gradient
 from tileloss.torch._operators import (
+    HEAD,
     OPERATORS,
     Operators,
     is_batched,
@@ -150,14 +151,16 @@ def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
     )
 
 
-def _register_two_passes(op: Operators) -> None:
-    """f, whose backward is an operator of its own."""
+def _register_two_passes(op: Operators, adds: bool = False) -> None:
+    """f, whose backward is an operator of its own; f_adding, whose backward ``adds``."""
     name, count, end = f"{op.name}_backward", len(op.upstream), op.num_tensors
 
     def save(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         state = output[-1] if op.has_state else None
         ctx.save_for_backward(*inputs[:end], inputs[end + 2], state)
         ctx.options, ctx.head_options = inputs[end : end + 2], inputs[end + 3 : op.end]
+        # Not saved with the others: other calls may add to it before this one's backward does.
+        ctx.head_grad = inputs[-1] if adds else None
 
     def setup(ctx: Ctx, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         if others := [t for t in output[count : len(op.results)] if t is not None]:
@@ -177,6 +180,8 @@ def _register_two_passes(op: Operators) -> None:
         if op.has_state:
             rest = (*rest, state)
         if op.is_linear:
+            if adds and needs[HEAD]:
+                return add_head_gradient((*upstream, first, *rest), needs, ctx.head_grad)
             asked = [name for name, need in zip(op.gradients, needs, strict=False) if need]
             found = run(name, (*upstream, first, *rest, ",".join(asked)))
             return tuple(g if need else None for g, need in zip(found, needs, strict=False))
@@ -188,8 +193,21 @@ def _register_two_passes(op: Operators) -> None:
             return (first,)
         return (run(name, (*upstream, first, *rest, "dlogits")),)
 
-    _register_operator(op.name, setup_operator, backward)
-    _define_function(op.name, setup, backward, unseen=int(op.has_state))
+    def add_head_gradient(
+        arguments: Sequence[Any], needs: Sequence[bool], head_grad: Tensor
+    ) -> Gradients:
+        if is_batched():
+            raise RuntimeError(
+                "linear_weight_grad: expected one backward at a time, as it adds to that tensor, got is_grads_batched=True"
+            )
+        needs = [need and place != HEAD for place, need in enumerate(needs[: op.num_matrices])]
+        asked = [name for name, need in zip(op.gradients, needs, strict=True) if need]
+        found = run(f"{name}_", (*arguments, ",".join(asked), head_grad))
+        return tuple(g if need else None for g, need in zip(found, needs, strict=True))
+
+    forward = f"{op.name}_adding" if adds else op.name
+    _register_operator(forward, setup_operator, backward)
+    _define_function(forward, setup, backward, unseen=int(op.has_state))
 
 
 def _register_one_pass(op: Operators) -> None:
@@ -241,5 +259,7 @@ def _scaled(ctx: Ctx, grad: Tensor | None, count: int) -> Gradients:
 
 for _op in OPERATORS.values():
     _register_two_passes(_op)
+    if _op.is_linear:
+        _register_two_passes(_op, adds=True)
     if _op.function.is_loss:
         _register_one_pass(_op)

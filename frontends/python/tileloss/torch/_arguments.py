@@ -14,8 +14,9 @@ from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss._core.structs import INT64, Scalar
+from tileloss._core.views import lies_apart
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
-from tileloss.torch._dtensor import local_rows, whole_parameter
+from tileloss.torch._dtensor import is_dtensor, local_rows, unwrapped, whole_parameter
 
 Value = float | int | bool | str | Tensor | None
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -41,6 +42,7 @@ class Student(NamedTuple):
     first: Tensor  # of these
     vocab: int
     head_options: tuple[int, ...] = ()  # compute_dtype and workspace_bytes
+    adds: bool = False  # the head's gradient to a tensor of the caller's
 
     def name_of(self, function: str) -> str:
         """A function's name at this level."""
@@ -76,6 +78,7 @@ def checked_head(
     linear_bias: Tensor | None,
     compute_dtype: torch.dtype | None,
     workspace_bytes: int | None,
+    linear_weight_grad: Tensor | None = None,
 ) -> Student:
     hidden = plain("input", input)
     head = plain("linear_weight", linear_weight, whole_parameter)
@@ -103,7 +106,58 @@ def checked_head(
             f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
         )
     code = 0 if dtype is None else DTYPES[dtype]
-    return Student((hidden, head, bias), hidden, head.shape[0], (code, workspace_bytes or 0))
+    if linear_weight_grad is not None:
+        _check_head_grad(linear_weight_grad, head)
+    return Student(
+        (hidden, head, bias),
+        hidden,
+        head.shape[0],
+        (code, workspace_bytes or 0),
+        linear_weight_grad is not None and torch.is_grad_enabled(),
+    )
+
+
+def _check_head_grad(head_grad: Any, head: Tensor) -> None:
+    name = "linear_weight_grad"
+    if not isinstance(head_grad, Tensor):
+        raise TypeError(f"{name}: expected a Tensor, got {type(head_grad).__name__}")
+    if is_dtensor(head_grad) or unwrapped(name, head_grad) is not head_grad:
+        raise TypeError(f"{name}: expected a plain tensor, got {type(head_grad).__name__}")
+    if head_grad.dtype != torch.float32:
+        raise TypeError(f"{name}: expected float32, got {head_grad.dtype}")
+    check_device(name, head_grad, head.device)
+    if not has_shape(head_grad, head.shape):
+        raise ValueError(
+            f"{name}: expected linear_weight's shape {list(head.shape)}, got {list(head_grad.shape)}"
+        )
+    strides = head_grad.stride()
+    if head_grad.is_neg() or not (
+        head_grad.is_contiguous() or lies_apart(head_grad.shape, strides)
+    ):
+        raise ValueError(
+            f"{name}: expected elements that each have memory of their own, got strides {list(strides)}"
+            f"{', negated' * head_grad.is_neg()}"
+        )
+    if head_grad.requires_grad:
+        raise ValueError(f"{name}: expected a tensor without gradient, got one that requires it")
+    refuse_transforms(head_grad)
+    if torch.is_grad_enabled() and not head.requires_grad:
+        raise ValueError(
+            f"{name}: expected None, as linear_weight requires no gradient, got a tensor to add it to"
+        )
+
+
+def check_apart(head_grad: Tensor, matrices: Sequence[Tensor | None]) -> None:
+    """Raises where ``head_grad`` begins where one of the ``matrices`` does, also in calls whose arguments were checked before. Other
+    overlaps are the library's to find, in the backward."""
+    if torch.compiler.is_compiling() or type(head_grad) is not Tensor or not head_grad.numel():
+        return
+    names = ("input", "linear_weight", "linear_bias")
+    for name, matrix in zip(names, matrices, strict=True):
+        if matrix is not None and matrix.data_ptr() == head_grad.data_ptr():
+            raise ValueError(
+                f"linear_weight_grad: expected memory apart from {name}'s, got the same"
+            )
 
 
 # The side that learns as the caller gave it: its check, and what that takes, the matrices first. No class, as one is made a call.

@@ -47,6 +47,7 @@ ARGUMENT_NAMES = {
     "teacher_head": "teacher_weight",
     "target_probs": "target",
     # end of generated
+    "dhead": "linear_weight_grad",  # that of the library's own making is never wrong
 }
 
 

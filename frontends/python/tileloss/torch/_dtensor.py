@@ -92,12 +92,15 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.mesh, ctx.placements = parameter.device_mesh, parameter.placements
         whole: Tensor = parameter.full_tensor()
         return whole.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        if grad is None:  # it was added to a tensor of the caller's
+            return None
         from torch.distributed.tensor import DTensor, Partial
 
         share = grad / ctx.mesh.size()

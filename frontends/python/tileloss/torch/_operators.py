@@ -1,15 +1,17 @@
 """The operators ``torch.ops.tileloss.*``: one set for each function of the library, from logits and fused with the LM head.
 
 For a loss f: f, f_value_and_grad and f_backward, and at the logits level f_value_and_grad_ and f_backward_, which write dlogits
-over the logits. Row outputs have a forward and a backward. All have a fake kernel for torch.compile; formulas for autograd are in
-_apply.py. An operator takes
+over the logits. Row outputs have a forward and a backward. With the LM head there are f_adding and f_backward_, which adds dhead
+to a float32 tensor; f_adding is f, and knows that tensor for its backward. All have a fake kernel for torch.compile; formulas for
+autograd are in _apply.py. An operator takes
 
 - a backward the upstream gradients first,
 - the tensors of the function, slots.ARGUMENTS,
 - the options as `tileloss._core.functions` has them: ``options`` (names), ``values`` and ``scalars``,
 - with a head compute_dtype and workspace_bytes,
 - a backward the row state, if the function has one,
-- ``outputs``: names of what is asked for besides the loss, as the ABI has them, with commas between.
+- ``outputs``: names of what is asked for besides the loss, as the ABI has them, with commas between,
+- if dhead is added, the tensor ``head_grad`` that it is added to.
 
 It gives the loss, the gradients of the matrices, and the function's outputs, in this order; what was not asked for is empty.
 """
@@ -39,6 +41,8 @@ Make = Callable[
 
 # Where the first of the calls that are alike leaves itself, with the shapes and types of its results.
 Alike = list[tuple[KeptCall, list[tuple[torch.Size, torch.dtype] | None]]]
+
+HEAD = 1  # its place among the matrices of a function fused with it
 
 
 class Operators:
@@ -82,11 +86,15 @@ class Operators:
 
         def add(suffix: str, kernel: Kernel, fake: Kernel, results: int) -> None:
             is_backward, in_place = "backward" in suffix, suffix.endswith("_")
-            taken = inputs.replace("Tensor logits", "Tensor(a!) logits") if in_place else inputs
-            if is_backward:
-                taken = f"{upstream}{taken}{state}"
-            schema = f"({taken}, str outputs) -> ({', '.join(['Tensor'] * results)})"
-            _define(f"{self.name}{suffix}", schema, kernel, fake, "logits" if in_place else None)
+            taken = f"{upstream}{inputs}{state}" if is_backward else inputs
+            taken += ", str outputs"
+            if self.is_linear and (in_place or suffix == "_adding"):
+                taken += ", Tensor head_grad"
+            mutated = ("head_grad" if self.is_linear else "logits") if in_place else None
+            if mutated:
+                taken = taken.replace(f"Tensor {mutated}", f"Tensor(a!) {mutated}")
+            schema = f"({taken}) -> ({', '.join(['Tensor'] * results)})"
+            _define(f"{self.name}{suffix}", schema, kernel, fake, mutated)
 
         found = len(self.results)
         add("", self._forward, self._fake_forward, len(self.kept_results))
@@ -94,7 +102,11 @@ class Operators:
         if self.function.is_loss:
             kernel, fake = self._value_and_grad, self._fake_value_and_grad
             add("_value_and_grad", kernel, fake, found + self.num_matrices)
-        if not self.is_linear:
+        if self.is_linear:
+            add("_adding", self._forward_adding, self._fake_forward_adding, len(self.kept_results))
+            kernel, fake = self._backward_adding, self._fake_backward_adding
+            add("_backward_", kernel, fake, self.num_matrices)
+        else:
             add("_backward_", self._backward_, lambda *_: None, 0)
             if self.function.is_loss:
                 add("_value_and_grad_", self._value_and_grad_, self._fake_value_and_grad_, found)
@@ -128,6 +140,21 @@ class Operators:
         check_in_place(inputs[0])
         self._run(BACKWARD, (), inputs, inputs[:1], upstream)
 
+    def _forward_adding(self, inputs: Sequence[Any], alike: Alike | None = None) -> Some:
+        return self._forward(inputs[:-1], alike)
+
+    def _backward_adding(self, arguments: Sequence[Any], _: Alike | None = None) -> Some:
+        count = len(self.upstream)
+        upstream, inputs, head_grad = arguments[:count], arguments[count:-1], arguments[-1]
+        gradients = self._new_gradients(inputs)
+        gradients[HEAD] = head_grad
+        for gradient in gradients[HEAD + 1 :]:  # a bias's is added to as well
+            if gradient is not None:
+                gradient.zero_()
+        self._run(BACKWARD, (), inputs, gradients, upstream, head_grad.stride())
+        gradients[HEAD] = None
+        return tuple(gradients)
+
     def _run(
         self,
         call_pass: int,
@@ -135,10 +162,12 @@ class Operators:
         inputs: Sequence[Any],
         gradients: Sequence[Tensor | None] = (),
         upstream: Sequence[Tensor | None] = (),
+        added_to: Sequence[int] | None = None,
         alike: Alike | None = None,
     ) -> list[Tensor | None]:
-        """The results ``names``, None for what was not asked for. ``gradients``: where those of the matrices are to lie.
-        ``alike``: what is kept of calls like this one; None: it is looked up."""
+        """The results ``names``, None for what was not asked for. ``gradients``: where those of the matrices are to lie;
+        ``added_to``: the strides of the head's, where gradients are added to what is there. ``alike``: what is kept of calls like
+        this one; None: it is looked up."""
         options, values, scalars = inputs[self.num_tensors : self.end_of_options]
         tensors = (*upstream, *inputs[: self.num_tensors], *inputs[self.end : -1])
         if alike is None:
@@ -148,6 +177,7 @@ class Operators:
                 torch.get_num_threads(),
                 inputs[0].device,
                 bool(gradients) and gradients[0] is inputs[0],
+                added_to,
                 options,
                 tuple(values),
                 scalars is not None,
@@ -162,6 +192,8 @@ class Operators:
             kept.run(operands) if kept.is_simple else kept.run_with(operands, scalars)
             return results
         call = self._call(inputs, gradients, upstream)
+        if added_to is not None:
+            call.set_options(accumulate=1)
         results = self._results(inputs, names, call.new_output_if_named)
         call.run(call_pass, inputs[self.end - 1] if self.is_linear else 0)
         before = self.upstream if upstream else ()
@@ -211,6 +243,12 @@ class Operators:
 
     def _fake_backward(self, *arguments: Any) -> Results:
         return _as_results(self._fake_gradients(arguments[len(self.upstream) :]))
+
+    def _fake_forward_adding(self, *inputs: Any) -> Results:
+        return self._fake_forward(*inputs[:-1])
+
+    def _fake_backward_adding(self, *arguments: Any) -> Results:
+        return self._fake_backward(*arguments[:-1])
 
     def _fake_gradients(self, inputs: Sequence[Any]) -> list[Tensor]:
         asked = inputs[-1].split(",")

@@ -21,6 +21,7 @@ from tileloss.torch._arguments import (
     Unchecked,
     Value,
     autocast_dtype,
+    check_apart,
     checked_head,
     checked_tensors,
     encode,
@@ -46,6 +47,7 @@ class _Way(NamedTuple):
     rest: tuple[Any, ...]  # what the operator takes after its tensors
     wants_grad: bool
     in_place: bool  # whether the backward may write over its inputs, or over the gradients that the forward computed
+    adds: bool  # whether the backward adds the head's gradient to the caller's last argument
     results: tuple[str, ...]  # the names of what it gives; a row state may follow
 
 
@@ -89,26 +91,29 @@ def results_of(
     if known:
         way, alike, count, places = known[0]
         kept = [None if place is None else values[place] for place in places]
-        return _run(way, values[:count], kept, alike)
+        return _run(way, values[:count], kept, arguments[-1], alike)
     checked = check(*arguments)
     tensors = checked_tensors(function, checked, given, given)
     way = _way_of(checked.name_of(function), checked, given, outputs, *how)
     if known is None or any(isinstance(each, Tensor) for each in way.rest):
-        return _run(way, checked.matrices, tensors)
+        return _run(way, checked.matrices, tensors, arguments[-1])
     count, alike = len(checked.matrices), []
     slots = ARGUMENTS[checked.name_of(function)].slots[count:]
     places = _places_of(slots, tensors, given, len(arguments))
-    results = _run(way, checked.matrices, tensors, alike if places else None)
+    results = _run(way, checked.matrices, tensors, arguments[-1], alike if places else None)
     if places:
         known.append(_Known(way, alike, count, places))
     return results
 
 
 def _run(
-    way: _Way, matrices: Tensors, tensors: Tensors, alike: Alike | None = None
+    way: _Way, matrices: Tensors, tensors: Tensors, last: Any, alike: Alike | None = None
 ) -> dict[str, Tensor]:
-    """``alike``: what is kept of the operator's calls like this one; None: whether somebody traces is still to be asked."""
-    inputs = (*tensors, *way.rest)
+    """``last``: of the student's arguments, for a way that adds. ``alike``: what is kept of the operator's calls like this one; None: whether somebody traces is still to be asked."""
+    inputs: tuple[Any, ...] = (*tensors, *way.rest)
+    if way.adds:
+        check_apart(last, matrices)
+        inputs = (*inputs, last)
     if alike is None and is_traced():
         results = getattr(torch.ops.tileloss, way.operator)(*matrices, *inputs)
     elif way.wants_grad:
@@ -169,10 +174,13 @@ def _way_of(
             (*options, ",".join((*wanted, *outputs))),
             wants_grad=True,
             in_place=True,
+            adds=False,
             results=(op.results[0], *gradients, *op.results[1:]),
         )
     asked = (*outputs, "row_state") if wants_grad and op.has_state else outputs
-    return _Way(op.name, (*options, ",".join(asked)), wants_grad, in_place, op.results)
+    operator = f"{op.name}_adding" if student.adds else op.name
+    rest = (*options, ",".join(asked))
+    return _Way(operator, rest, wants_grad, in_place, student.adds, op.results)
 
 
 def _is_in_forward(
@@ -186,8 +194,16 @@ def _is_in_forward(
     more than labels, where a backward of its own makes all of the forward's sums again; and of labels from logits on a GPU, where
     it saves a read of them, but while somebody traces, as a compiled backward multiplies by 1 too. It is not for float16, which
     AMP's scale would reach too late, not in place, where the logits are the caller's until the backward, and not for a program
-    that is exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked."""
+    that is exported while some tensors ask for no gradient. A loss per row with a head takes two passes whatever is asked, and so
+    does one that adds its head's gradient to a tensor of the caller's."""
     per_row = is_per_row(given)
+    if student.adds:
+        if asked:
+            raise ValueError(
+                "grad_in_forward: expected None or False with linear_weight_grad, as only the backward knows the upstream "
+                "gradient by which what is added is multiplied, got True"
+            )
+        return False
     if asked is None:
         saves = op.is_linear or not op.has_state or (student.first.is_cuda and not is_traced())
         by_default = saves and (op.is_linear or not (in_place or per_row))

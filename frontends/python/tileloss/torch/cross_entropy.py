@@ -140,6 +140,7 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy but ignore_index
     mask: Tensor | None = None,
@@ -174,6 +175,12 @@ def linear_cross_entropy(
         workspace_bytes: a cap on scratch memory; the fastest schedule that fits is taken, and a ValueError names the least that
             would do. Each pass has its own least: a backward of its own (``grad_in_forward=False``, `linear_logprobs`) may need
             more than the forward named, and raises then. Default: docs/users/memory.md.
+        linear_weight_grad: [V, H] float32, to which each backward adds linear_weight's gradient, not rounded in between, in a
+            fixed order; any strides that do not overlap. linear_weight then gets no gradient from this call (autograd's is None).
+            Gradients of several micro-batches, or of several calls, are so summed in float32 in the caller's own memory:
+            docs/users/memory.md. The loss's upstream gradient multiplies in float32 before anything is added, which only the
+            backward can do: ``grad_in_forward`` is False, and True is refused. A backward through a retained graph adds again.
+            Ignored without gradients.
         grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
             reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default None: here True, as a
             product is saved, but False where a float16 tensor asks for its gradient, which would be rounded before AMP's scale
@@ -201,11 +208,8 @@ def linear_cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    return _cross_entropy(
-        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
-        given,
-        grad_in_forward=grad_in_forward,
-    )
+    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward=grad_in_forward)
 
 
 def _cross_entropy(student: Unchecked, given: dict[str, Value], **how: Any) -> Tensor:
@@ -284,6 +288,7 @@ def linear_logprobs(
     ignore_index: int | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     # generated: arguments of logprobs but ignore_index
     logit_scale: float = 1.0,
     softcap: float = 0.0,
@@ -307,7 +312,7 @@ def linear_logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    student = (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes))
+    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
     names = checked_outputs(RowOutputs, outputs)
-    results = results_of("logprobs", student, given, outputs=names)
+    results = results_of("logprobs", (checked_head, (input, *head)), given, outputs=names)
     return rows_of(RowOutputs, results, names)

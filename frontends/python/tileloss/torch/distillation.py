@@ -156,6 +156,7 @@ def linear_distillation(
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
@@ -193,6 +194,7 @@ def linear_distillation(
             Default: autocast's dtype inside `torch.autocast`, else bfloat16 if both inputs and both weights are that, else
             float32.
         workspace_bytes: a cap on scratch memory; a ValueError names the least that would do. Default: docs/users/memory.md.
+        linear_weight_grad: as `linear_cross_entropy`'s.
         grad_in_forward: compute the gradients together with the loss: four products. Without it, or with reduction "none",
             the backward makes both sides' logits again: six. Default None: True, but False where a float16 tensor asks for its
             gradient.
@@ -226,9 +228,10 @@ def linear_distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
+    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
     return loss_and_rows(
         "distillation",
-        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
+        (checked_head, (input, *head)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,

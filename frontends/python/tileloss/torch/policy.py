@@ -304,7 +304,7 @@ def policy_loss(
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
     return_metrics: Literal[False] = ..., compute_dtype: torch.dtype | None = ...,
-    workspace_bytes: int | None = ..., grad_in_forward: bool | None = ...,
+    workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
     ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
@@ -326,7 +326,7 @@ def linear_policy_loss(
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
     return_metrics: Literal[True], compute_dtype: torch.dtype | None = ...,
-    workspace_bytes: int | None = ..., grad_in_forward: bool | None = ...,
+    workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
     ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
@@ -356,6 +356,7 @@ def linear_policy_loss(
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of policy_loss
     mask: Tensor | None = None,
@@ -461,8 +462,9 @@ def linear_policy_loss(
         "max_length": max_length,
         # end of generated
     }
+    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
     return _policy_loss(
-        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
+        (checked_head, (input, *head)),
         given,
         preset,
         return_metrics,

@@ -129,6 +129,7 @@ def linear_sparse_distillation(
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of sparse_distillation but temperature_on
     mask: Tensor | None = None,
@@ -176,9 +177,10 @@ def linear_sparse_distillation(
         "tail": tail,
         # end of generated
     }
+    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
     return loss_and_rows(
         "sparse_distillation",
-        (checked_head, (input, linear_weight, linear_bias, compute_dtype, workspace_bytes)),
+        (checked_head, (input, *head)),
         given,
         outputs,
         grad_in_forward=grad_in_forward,

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class WithOptions(nn.Module):
@@ -31,7 +31,12 @@ class WithOptions(nn.Module):
 
 
 class WithHead(WithOptions):
-    """A fused function, and the LM head as torch's own modules hold it: `linear`, a `torch.nn.Linear`."""
+    """A fused function, and the LM head as torch's own modules hold it: `linear`, a `torch.nn.Linear`.
+
+    `linear_weight_grad`, None unless it is assigned: the function's. No part of the module's state, and not moved with it.
+    """
+
+    linear_weight_grad: Tensor | None = None
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -40,4 +45,5 @@ class WithHead(WithOptions):
 
     def _call(self, input: Any, *given: Any, **named: Any) -> Any:
         head, bias = self.linear.weight, self.linear.bias
+        named["linear_weight_grad"] = self.linear_weight_grad
         return self._function(input, head, *given, linear_bias=bias, **named, **self.options)
