@@ -360,6 +360,31 @@ def test_a_module_in_a_graph() -> None:
     torch.testing.assert_close(module.linear.weight.grad, gradient, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", LINEAR_FUNCTIONS)
+def test_a_heads_gradient_is_added_in_a_graph(name: str, backend: str) -> None:
+    """The graph's mutation: of two heads in one graph, and of another tensor in a graph that is there."""
+    if backend == "inductor" and name != "linear_cross_entropy":
+        pytest.skip("one function of inductor's is enough")
+
+    def step(p: Problem, leaves: tuple[Tensor, ...], head_grad: Tensor) -> Tensor:
+        first = run(name, p, *leaves, linear_weight_grad=head_grad)
+        return first + 0.5 * run(name, p, *leaves, softcap=3.0, linear_weight_grad=head_grad)
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    for _ in range(2):
+        p = problem()
+        leaves, found = p.leaves(name), []
+        for function in (step, compiled):
+            head_grad = torch.ones(V, H)
+            for x in leaves:
+                x.grad = None
+            (0.3 * function(p, leaves, head_grad)).backward()
+            assert leaves[1].grad is None
+            found.append((head_grad, leaves[0].grad, leaves[2].grad))
+        assert_same(*found, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("backend", "name"), [("aot_eager", "cross_entropy"), ("eager", "linear_cross_entropy")]
 )

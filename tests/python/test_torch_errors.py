@@ -284,6 +284,7 @@ def test_class_weights_have_the_name_of_the_argument(name: str) -> None:
     refused(name, ValueError, "weight: expected a tensor on cpu, where input is", weight=meta)
 
 
+SHARED = torch.ones(V, H)
 HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"linear_weight": torch.ones(H, V)}, ValueError,
      f"linear_weight: expected shape [V, {H}], as input's last dimension, got [{H}, {V}]"),
@@ -306,6 +307,23 @@ HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input": torch.ones(3, 5, 0), "linear_weight": torch.ones(V, 0)}, ValueError,
      "input: expected a last dimension of at least 1"),
     ({"workspace_bytes": 64}, ValueError, "workspace_bytes: expected"),
+    *(({"linear_weight_grad": given}, error, f"linear_weight_grad: expected {message}") for given, error, message in [
+        (1.0, TypeError, "a Tensor, got float"),
+        (torch.zeros(V, H).bfloat16(), TypeError, "float32, got torch.bfloat16"),
+        (torch.zeros(H, V), ValueError, f"linear_weight's shape [{V}, {H}], got [{H}, {V}]"),
+        (torch.zeros(V, H, device="meta"), ValueError, "a tensor on cpu, where input is, got one on meta"),
+        (torch.zeros(H).expand(V, H), ValueError, "elements that each have memory of their own, got strides [0, 1]"),
+        (torch.zeros(V, H, dtype=torch.complex64).conj().imag, ValueError,
+         f"elements that each have memory of their own, got strides [{2 * H}, 2], negated"),
+        (torch.zeros(V, H, requires_grad=True), ValueError, "a tensor without gradient, got one that requires it"),
+        (quantized((V, H)), TypeError, "a plain tensor, got Quantized"),
+    ]),
+    ({"linear_weight": torch.ones(V, H), "linear_weight_grad": torch.zeros(V, H)}, ValueError,
+     "linear_weight_grad: expected None, as linear_weight requires no gradient, got a tensor to add it to"),
+    ({"linear_weight": SHARED.detach().requires_grad_(), "linear_weight_grad": SHARED}, ValueError,
+     "linear_weight_grad: expected memory apart from linear_weight's, got the same"),
+    ({"input": SHARED.flatten()[: 15 * H].view(3, 5, H), "linear_weight_grad": SHARED}, ValueError,
+     "linear_weight_grad: expected memory apart from input's, got the same"),
 ]  # fmt: skip
 
 
@@ -313,6 +331,32 @@ HEAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize("name", LINEAR_FUNCTIONS)
 def test_the_head(name: str, changed: dict[str, Any], error: type[Exception], message: str) -> None:
     refused(name, error, message, **changed)
+
+
+@pytest.mark.parametrize("name", LINEAR_FUNCTIONS)
+def test_a_heads_gradient_that_cannot_be_added(name: str) -> None:
+    head_grad = torch.zeros(V, H)
+
+    def total(**given: Any) -> Tensor:
+        result = call(name, **{"linear_weight_grad": head_grad, **given})
+        return (result if isinstance(result, Tensor) else result.logp).sum()
+
+    if not name.endswith("logprobs"):
+        message = "grad_in_forward: expected None or False with linear_weight_grad, as only"
+        refused(name, ValueError, message, linear_weight_grad=head_grad, grad_in_forward=True)
+    total()  # calls alike are not checked again, but for where the memory lies
+    with pytest.raises(ValueError, match="^linear_weight_grad: .* apart from linear_weight's"):
+        total(linear_weight=head_grad.detach().requires_grad_())
+    both = torch.ones(2 * V, H)
+    loss = total(linear_weight=both[:V].requires_grad_(), linear_weight_grad=both[1 : V + 1].detach())
+    with pytest.raises(ValueError, match="^linear_weight_grad.data: expected a buffer apart from head"):
+        loss.backward()
+    weight = torch.ones(V, H, requires_grad=True)
+    for given, message in (({"is_grads_batched": True}, "linear_weight_grad: .* got is_grads_"),
+                           ({"is_grads_batched": True, "create_graph": True}, "tileloss: double backward")):  # fmt: skip
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            torch.autograd.grad(total(linear_weight=weight), weight, torch.ones(2), **given)
+    assert not head_grad.any()
 
 
 def wide_advantages_loss(logits: Tensor) -> Tensor:

@@ -122,6 +122,21 @@ def test_gradients_of_the_head_are_all_that_is_held(one_pass: bool) -> None:
         assert sum(allocations(lambda: tl.linear_cross_entropy(hidden, weight, labels))) <= SMALL
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "linear_logprobs", "linear_policy_loss"])
+def test_a_heads_gradient_that_is_added_takes_no_memory(name: str, dtype: torch.dtype) -> None:
+    hidden, weight, labels = head(dtype)
+    head_grad, extra = torch.zeros(V, H), (torch.ones(1),) if "policy" in name else ()
+
+    def step() -> None:
+        out = getattr(tl, name)(hidden, weight, labels, *extra, linear_weight_grad=head_grad)
+        (out.logp.sum() if isinstance(out, tl.RowOutputs) else 0.5 * out).backward()
+
+    blocks = allocations(step)
+    assert blocks[0] == hidden.nbytes
+    assert sum(blocks[1:]) <= SMALL, blocks
+
+
 @pytest.mark.parametrize("one_pass", [True, False])
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
 def test_what_needs_no_gradient_gets_no_memory(frozen: str, one_pass: bool) -> None:

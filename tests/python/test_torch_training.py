@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tileloss import torch as tl
-from torch_problems import FUNCTIONS, OF_TORCH_2_15, H, V, gradients, problem, run
+from torch_problems import ALL_FUNCTIONS, FUNCTIONS, OF_TORCH_2_15, H, V, gradients, problem, run
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -122,6 +122,113 @@ def test_losses_of_several_tokens_ahead_share_a_head(one_pass: bool) -> None:
     ours = gradients_of(partial(tl.linear_cross_entropy, grad_in_forward=one_pass))
     for found, exact in zip(ours, gradients_of(plain_linear_cross_entropy), strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
+
+
+LINEAR = [name for name in ALL_FUNCTIONS if "linear" in name]
+
+
+def test_256_micro_batches_are_summed_with_one_float32_rounding_each() -> None:
+    weight = (0.3 * torch.randn(V, H)).bfloat16().requires_grad_()
+    double = weight.detach().double().requires_grad_()
+    summed, one_by_one, exact = torch.zeros(V, H), torch.zeros(V, H), torch.zeros(V, H).double()
+    for _ in range(256):
+        hidden, labels = torch.randn(16, H).bfloat16(), torch.randint(0, V, (16,))
+        one = torch.zeros(V, H)
+        for head_grad in (summed, one, None):
+            loss = tl.linear_cross_entropy(
+                hidden, weight, labels, compute_dtype=torch.float32, linear_weight_grad=head_grad
+            )
+            (loss / 255).backward()
+        one_by_one += one
+        plain = nn.functional.cross_entropy(hidden.double() @ double.T, labels) / 255
+        exact += torch.autograd.grad(plain, double)[0]
+    assert torch.equal(summed, one_by_one)
+    ours, autograds = ((g.double() - exact).norm() / exact.norm() for g in (summed, weight.grad))
+    print(f"error of the sum: {ours:.1e}, of autograd's in bfloat16: {autograds:.1e}")
+    assert ours < 5e-7  # 2.3e-7
+    assert autograds > 0.01  # 1.7e-2
+
+
+def laid_out(how: str) -> Tensor:
+    """A [V, H] tensor to add to, and what lies between its rows."""
+    if how == "rows apart":
+        return torch.full((V, H + 3), 7.0)[:, :H]
+    return torch.full((H, V), 7.0).T if how == "transposed" else torch.full((V, H), 7.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_heads_gradient_is_added_to_a_float32_tensor(name: str, dtype: torch.dtype) -> None:
+    """With any upstream gradient, however it lies, at any number of threads, in calls that are alike."""
+    p, threads = problem(dtype), torch.get_num_threads()
+    leaves = p.leaves(name)
+    mode = {} if name.endswith("logprobs") else {"grad_in_forward": False}
+    for factor in (1.0, 0.37):
+        loss = factor * run(name, p, *leaves, **mode)
+        expected = torch.autograd.grad(loss, leaves)
+        added = torch.zeros(V, H)
+        (factor * run(name, p, *leaves, linear_weight_grad=added)).backward()
+        torch.testing.assert_close(added.to(dtype), expected[1], rtol=2e-2, atol=1e-6)
+        for how in ("contiguous", "rows apart", "transposed"):
+            for count in (1, 3):
+                head_grad = laid_out(how)
+                for x in leaves:
+                    x.grad = None
+                torch.set_num_threads(count)
+                try:
+                    ours = factor * run(name, p, *leaves, linear_weight_grad=head_grad)
+                    ours.backward()
+                finally:
+                    torch.set_num_threads(threads)
+                assert torch.equal(ours, loss)
+                assert torch.equal(head_grad, 7 + added)
+                assert leaves[1].grad is None
+                assert torch.equal(leaves[0].grad, expected[0])
+                assert torch.equal(leaves[2].grad, expected[2])
+                if how == "rows apart":
+                    assert (head_grad._base[:, H:] == 7).all()
+
+
+def test_when_a_heads_gradient_is_added() -> None:
+    """Once by each backward."""
+    p, name = problem(), "linear_cross_entropy"
+    leaves = p.leaves(name)
+
+    def added(of: Any) -> Tensor:
+        head_grad = torch.zeros(V, H)
+        of(partial(run, name, p, *leaves, linear_weight_grad=head_grad), head_grad)
+        return head_grad
+
+    once = added(lambda loss, _: loss().backward())
+    assert once.abs().max() > 0
+
+    def retained(loss: Any, _: Tensor) -> None:
+        kept = loss()
+        kept.backward(retain_graph=True)
+        kept.backward()
+
+    assert torch.equal(added(retained), 2 * once)
+    assert torch.equal(added(lambda loss, _: (loss() + loss()).backward()), 2 * once)
+    for reentrant in (True, False):
+
+        def checkpointed(loss: Any, head_grad: Tensor, reentrant: bool = reentrant) -> None:
+            def block(*inputs: Tensor) -> Tensor:
+                return run(name, p, *inputs, linear_weight_grad=head_grad)
+
+            checkpoint(block, *leaves, use_reentrant=reentrant).backward()
+
+        assert torch.equal(added(checkpointed), once)
+    # autograd does not tell a function which of its gradients are asked for.
+    assert torch.equal(added(lambda loss, _: torch.autograd.grad(loss(), leaves[0])), once)
+    assert not added(lambda loss, _: loss()).any()
+    assert not added(lambda loss, _: torch.no_grad()(loss)()).any()
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = added(lambda loss, _: loss().backward())
+    narrow = added(lambda loss, _: loss(compute_dtype=torch.bfloat16).backward())
+    assert torch.equal(cast, narrow) and not torch.equal(cast, once)
+    version = []
+    added(lambda loss, head_grad: (loss().backward(), version.append(head_grad._version)))
+    assert version == [1]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -242,6 +349,18 @@ def test_modules_are_their_functions(name: str) -> None:
         ),
     }[name]()
     assert torch.equal(module(*inputs), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "Linear" in name])
+def test_modules_add_to_a_tensor_that_is_assigned(name: str) -> None:
+    module, inputs = modules()[name]
+    names = list(module.state_dict())
+    module(*inputs).backward()
+    gradient, module.linear.weight.grad = module.linear.weight.grad, None
+    module.linear_weight_grad = torch.zeros(V, H)
+    module(*inputs).backward()
+    torch.testing.assert_close(module.linear_weight_grad, gradient, rtol=1e-5, atol=1e-8)
+    assert module.linear.weight.grad is None and list(module.state_dict()) == names
 
 
 @pytest.mark.parametrize("name", NAMES)
