@@ -97,6 +97,22 @@ def test_other_ways_to_the_gradient(name: str, mode: str) -> None:
     hold(torch.autograd.grad(loss, [leaf.logits])[0], 3 * exact, ROUNDING[torch.float32])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in ALL_FUNCTIONS if "linear" in name])
+def test_a_heads_gradient_is_added_to_a_float32_tensor(name: str, dtype: torch.dtype) -> None:
+    """Twice what autograd gets, but for autograd's own rounding, on top of what is there."""
+    q, head_grad = on_device(problem(dtype)), to_device(torch.ones(V, H))
+    leaves, mode = q.leaves(name), {} if "logprobs" in name else {"grad_in_forward": False}
+    expected = torch.autograd.grad(3 * torch_problems.run(name, q, *leaves, **mode), leaves)
+    for _ in range(2):
+        loss = torch_problems.run(name, q, *leaves, linear_weight_grad=head_grad)
+        (3 * loss).backward()
+    hold(to_device(get(head_grad) - 1), 2 * get(expected[1]), ROUNDING[dtype])
+    hold(q.hidden.grad, 2 * get(expected[0]), ROUNDING[dtype])
+    hold(q.bias.grad, 2 * get(expected[2]), ROUNDING[dtype])
+    assert q.weight.grad is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_factor_is_not_rounded_to_the_gradients_type(dtype: torch.dtype) -> None:
     q = on_device(problem(dtype))

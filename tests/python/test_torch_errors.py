@@ -348,8 +348,12 @@ def test_a_heads_gradient_that_cannot_be_added(name: str) -> None:
     with pytest.raises(ValueError, match="^linear_weight_grad: .* apart from linear_weight's"):
         total(linear_weight=head_grad.detach().requires_grad_())
     both = torch.ones(2 * V, H)
-    loss = total(linear_weight=both[:V].requires_grad_(), linear_weight_grad=both[1 : V + 1].detach())
-    with pytest.raises(ValueError, match="^linear_weight_grad.data: expected a buffer apart from head"):
+    loss = total(
+        linear_weight=both[:V].requires_grad_(), linear_weight_grad=both[1 : V + 1].detach()
+    )
+    with pytest.raises(
+        ValueError, match="^linear_weight_grad.data: expected a buffer apart from head"
+    ):
         loss.backward()
     weight = torch.ones(V, H, requires_grad=True)
     for given, message in (({"is_grads_batched": True}, "linear_weight_grad: .* got is_grads_"),

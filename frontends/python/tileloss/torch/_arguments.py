@@ -130,7 +130,10 @@ def _check_head_grad(head_grad: Any, head: Tensor) -> None:
         raise ValueError(
             f"{name}: expected linear_weight's shape {list(head.shape)}, got {list(head_grad.shape)}"
         )
-    strides, is_negated = head_grad.stride(), not torch.compiler.is_compiling() and head_grad.is_neg()
+    strides, is_negated = (
+        head_grad.stride(),
+        not torch.compiler.is_compiling() and head_grad.is_neg(),
+    )
     if is_negated or not (head_grad.is_contiguous() or lies_apart(head_grad.shape, strides)):
         raise ValueError(
             f"{name}: expected elements that each have memory of their own, got strides {list(strides)}{', negated' * is_negated}"
