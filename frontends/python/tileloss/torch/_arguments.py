@@ -148,8 +148,8 @@ def _check_head_grad(head_grad: Any, head: Tensor) -> None:
 
 
 def check_apart(head_grad: Tensor, matrices: Sequence[Tensor | None]) -> None:
-    """Raises where ``head_grad`` begins where one of the ``matrices`` does, also in calls whose arguments were checked before. Other
-    overlaps are the library's to find, in the backward."""
+    """Raises where ``head_grad`` begins where one of the ``matrices`` does, which calls alike need not share. Other overlaps are
+    the library's to find, in the backward."""
     if torch.compiler.is_compiling() or type(head_grad) is not Tensor or not head_grad.numel():
         return
     names = ("input", "linear_weight", "linear_bias")

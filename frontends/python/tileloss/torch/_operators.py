@@ -104,8 +104,8 @@ class Operators:
             add("_value_and_grad", kernel, fake, found + self.num_matrices)
         if self.is_linear:
             add("_adding", self._forward_adding, self._fake_forward_adding, len(self.kept_results))
-            kernel, fake = self._backward_adding, self._fake_backward_adding
-            add("_backward_", kernel, fake, self.num_matrices)
+            adding, fake_adding = self._backward_adding, self._fake_backward_adding
+            add("_backward_", adding, fake_adding, self.num_matrices)
         else:
             add("_backward_", self._backward_, lambda *_: None, 0)
             if self.function.is_loss:

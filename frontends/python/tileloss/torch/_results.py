@@ -109,7 +109,8 @@ def results_of(
 def _run(
     way: _Way, matrices: Tensors, tensors: Tensors, last: Any, alike: Alike | None = None
 ) -> dict[str, Tensor]:
-    """``last``: of the student's arguments, for a way that adds. ``alike``: what is kept of the operator's calls like this one; None: whether somebody traces is still to be asked."""
+    """``last``: of the student's arguments, for a way that adds. ``alike``: what is kept of the operator's calls like this one;
+    None: whether somebody traces is still to be asked."""
     inputs: tuple[Any, ...] = (*tensors, *way.rest)
     if way.adds:
         check_apart(last, matrices)

@@ -179,8 +179,8 @@ def linear_cross_entropy(
             fixed order; any strides that do not overlap. linear_weight then gets no gradient from this call (autograd's is None).
             Gradients of several micro-batches, or of several calls, are so summed in float32 in the caller's own memory:
             docs/users/memory.md. The loss's upstream gradient multiplies in float32 before anything is added, which only the
-            backward can do: ``grad_in_forward`` is False, and True is refused. Each backward adds, also one through a retained graph,
-            or for input's gradient alone. Not looked at while gradients are off.
+            backward can do: ``grad_in_forward`` is False, and True is refused. Each backward adds, also one through a retained
+            graph, or for input's gradient alone. Without gradients nothing is added.
         grad_in_forward: compute the gradients together with the loss: three products instead of four. Without it, or with
             reduction "none", the backward computes them from 12 bytes a row that the forward saves. Default None: here True, as a
             product is saved, but False where a float16 tensor asks for its gradient, which would be rounded before AMP's scale
