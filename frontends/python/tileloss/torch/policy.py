@@ -494,9 +494,7 @@ def with_metrics(
     results: Mapping[str, Tensor], wants_metrics: bool
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """A loss; with the metrics by name, where they are asked for."""
-    loss = results["loss"]
     if not wants_metrics:
-        return loss
-    return loss, dict(
-        zip(FUNCTIONS["policy_loss"].metrics, results["metrics"].unbind(), strict=True)
-    )
+        return results["loss"]
+    names = FUNCTIONS["policy_loss"].metrics
+    return results["loss"], dict(zip(names, results["metrics"].unbind(), strict=True))
