@@ -14,8 +14,8 @@
 //                                       stats are there but for the sums, which are then those of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
 //   bool holds_rows()                   may be missing: whether it takes each row of this call in one go, by
-//   void whole_rows(rows, coefficients) ... its forward, the coefficients (CoefficientsOf) and its backward; the row stage
-//   follows Status done()                       what a call ends with
+//   void whole_rows(rows, coefficients) ... its forward, the coefficients (CoefficientsOf) and its backward
+//   Status done()                       what a call ends with
 #ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 #define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
 
