@@ -2,10 +2,9 @@
 // float32, as input of the row kernels that read logits from memory.
 //
 // Products, each 2 N H V flops:
-//   forward   z of blocks of the vocabulary, and of so many rows at a time that z stays in cache. What rows are in each block
-//   waits
-//             to be merged at the end, in the order of the vocabulary; the blocks are the same for any number of rows and any
-//             budget.
+//   forward   z of blocks of the vocabulary, and of so many rows at a time that z stays in cache. What rows are in each
+//             block waits to be merged at the end, in the order of the vocabulary; the blocks are the same for any number of
+//             rows and any budget.
 //   backward  the vocabulary in chunks. z of some rows at a time, or of all where it was kept; dz, rounded once to what the
 //             products see, goes to where that of all rows of the chunk is: with a softcap, and where the target is not labels,
 //             by way of float32 over z. Then dhidden += dz head, and the chunk of dhead = dz^T hidden at once, over all rows.
