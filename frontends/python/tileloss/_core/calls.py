@@ -164,17 +164,28 @@ def call(
     run = None
     if merge is not None or args.place.device_type != CPU:
         run = _Run(args.place, plan.workspace_bytes, merge)
+    _run(function, call_pass, args_pointer, options, plan_pointer, run, renamed)
+    return plan
+
+
+def _run(
+    function: Function,
+    call_pass: int,
+    args: Any,
+    options: functions.Struct,
+    plan: Any,
+    run: _Run | None,
+    renamed: Mapping[str, str] | None,
+) -> None:
+    """By a plan. ``args`` and ``plan``: pointers."""
     run_pointer = None if run is None else byref(run.struct)
-    status = lib.tileloss_call(
-        function.encoded, call_pass, args_pointer, options, plan_pointer, run_pointer
-    )
+    status = lib.tileloss_call(function.encoded, call_pass, args, options, plan, run_pointer)
     if run is not None and run.failures:
         raise run.failures[0]
     if status:
         raise_on_error(status, renamed)
     name = _NAMES[function.name, call_pass]
     _calls[name] = _calls.get(name, 0) + 1
-    return plan
 
 
 class KeptCall:
@@ -193,7 +204,6 @@ class KeptCall:
     ) -> None:
         """``tensors``: slots, "row_state" among them, and addresses, 0 where there is none. ``renamed``: as `call`'s."""
         self._function, self._pass, self._renamed = function, call_pass, renamed
-        self._name = _NAMES[function.name, call_pass]
         self._options, self._plan, self._plan_pointer = options, plan, byref(plan)
         state = args.kept_row_state
         packed = bytes(args) + (b"" if state is None else bytes(state))
@@ -231,17 +241,9 @@ class KeptCall:
             for name, address in scalars.items():
                 self._function.set_pointer(options, name, address)
         run = None if place is None else _Run(place, self._plan.workspace_bytes, None)
-        status = lib.tileloss_call(
-            self._function.encoded,
-            self._pass,
-            byref(args),
-            options,
-            self._plan_pointer,
-            None if run is None else byref(run.struct),
+        _run(
+            self._function, self._pass, byref(args), options, self._plan_pointer, run, self._renamed
         )
-        if status:
-            raise_on_error(status, self._renamed)
-        _calls[self._name] = _calls.get(self._name, 0) + 1
 
 
 def scale_gradient(
