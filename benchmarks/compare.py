@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tileloss.check.arguments import count, output
+from tileloss.tools.arguments import count, output
 
 if TYPE_CHECKING:
     from comparison.contestants import Contestant
@@ -108,7 +108,7 @@ class UnfitOutput(Exception):
 
 def output_places(options: argparse.Namespace) -> dict[str, Path]:
     """By flag, behind links. Raises UnfitOutput."""
-    from tileloss.check.files import output_place
+    from tileloss.tools.files import output_place
 
     paths = {name: getattr(options, name) for name in ("json", "output", "page")}
     try:

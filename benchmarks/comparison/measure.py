@@ -15,7 +15,7 @@ import torch
 from comparison import distillation, training
 from comparison.contestants import GROUPS, Contestant, Group, Output, Step, by_key
 from comparison.inputs import Inputs, Shape, Truth, make_inputs, make_truth, relative
-from tileloss.check.timing import Timed, peak_bytes, time_in_turns
+from tileloss.tools.timing import Timed, peak_bytes, time_in_turns
 from tileloss.torch import empty_cache
 
 MEASURE_PEAK = "--measure-peak"  # what the child process is told

@@ -15,7 +15,7 @@ from comparison.bars import Verdict
 from comparison.contestants import GROUPS, Group
 from comparison.inputs import Shape
 from comparison.measure import Measurement
-from tileloss.check.files import write_whole
+from tileloss.tools.files import write_whole
 
 Settings = dict[str, object]
 UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}

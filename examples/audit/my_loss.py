@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from tileloss.check import Case
+from tileloss.tools import Case
 
 
 def cross_entropy(case: Case):

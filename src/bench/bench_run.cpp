@@ -38,19 +38,21 @@ Function make_function(const BenchSettings& settings) {
   if (std::find(timed.begin(), timed.end(), settings.loss) == timed.end()) {
     throw ToolError(kExitUsage, formatted("loss: expected one that is timed, {}, got {}", fmt::join(timed, ", "), settings.loss));
   }
-  std::vector<std::string> overrides = settings.options;
+  ConfigNode options = settings.options;
   if (!settings.preset.empty()) {
     check_preset(settings.preset, function);
     // Neither flag is before the other.
-    for (const std::string& option : overrides) {
-      if (option.starts_with("preset=")) {
-        throw ToolError(kExitUsage,
-                        formatted("expected one preset, got --preset {} and --set {}", settings.preset, shown(option)));
-      }
+    for (const ConfigNode& option : options.children) {
+      if (option.key == "preset")
+        throw ToolError(kExitUsage, formatted("expected one preset, got --preset {} and --set preset={}", settings.preset,
+                                              shown(option.text)));
     }
-    overrides.push_back("preset=" + settings.preset);
+    ConfigNode preset;
+    preset.kind = ConfigNode::Kind::kScalar;
+    preset.key = "preset";
+    preset.text = settings.preset;
+    options.children.push_back(preset);
   }
-  const ConfigNode options = parse_overrides(overrides);
   ConfigReader reader(options);
   function.read_options(reader);
   reader.finish();
@@ -112,6 +114,12 @@ PolicyDraw policy_draw(const BenchSettings& settings, const Function& function) 
 }
 
 }  // namespace
+
+Function checked_settings(const BenchSettings& settings) {
+  Function function = make_function(settings);
+  check(settings, function);
+  return function;
+}
 
 std::vector<std::string> timed_functions() {
   std::vector<std::string> names = Function::names();
@@ -178,11 +186,10 @@ Json to_json(const Timing& timing) {
 
 Bench::Bench(const BenchSettings& settings)
     : settings_(settings),
-      function_(make_function(settings)),
+      function_(checked_settings(settings)),
       threads_(thread_count(settings)),
       team_(threads_),
       roofs_(threads_) {
-  check(settings, function_);
   check_memory(memory_needs(settings, function_));
   matrices_ = std::make_unique<BenchMatrices>(matrices_spec(settings, function_), team_);
   const auto rows = static_cast<size_t>(settings.tokens);

@@ -33,12 +33,25 @@ struct BenchSettings {
   HeadSettings head;  // of the functions linear_*
   KernelWishes kernel;
   Device device{"cpu"};
-  std::string preset;                // "": none
-  std::vector<std::string> options;  // "label_smoothing=0.1"
+  std::string preset;  // "": none
+  ConfigNode options;  // of the loss, by name
 };
 
 // The functions whose inputs a Bench makes: not those that take soft labels, or some columns of a teacher.
 std::vector<std::string> timed_functions();
+
+// A bench's settings and passes, as a request or an axis of a sweep has them. Throws ToolError (usage) naming the key.
+struct BenchRequest {
+  BenchSettings settings;
+  std::vector<tileloss_pass> passes;
+  bool kernel = true;
+  bool reference = false;
+};
+// The function with its options. Throws ToolError (usage) for settings that do not go together.
+Function checked_settings(const BenchSettings& settings);
+BenchRequest read_bench_request(const ConfigNode& root);
+// What of a request decides a time, by name: the identity of a sweep's case.
+Json case_of(const BenchRequest& request);
 
 // What a Bench holds from beginning to end: the matrices, and 32 bytes a row and more, which count where the rows are short.
 std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function);

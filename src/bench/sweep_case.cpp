@@ -23,7 +23,9 @@ Json timed(const Json& sweep_case) {
 BenchSettings bench_settings(const Json& sweep_case) {
   BenchSettings settings;
   sweep_case.at("loss").get_to(settings.loss);
-  for (const auto& [name, value] : sweep_case.at("options").items()) settings.options.push_back(name + "=" + plain(value));
+  std::vector<std::string> options;
+  for (const auto& [name, value] : sweep_case.at("options").items()) options.push_back(name + "=" + plain(value));
+  settings.options = parse_overrides(options);
   sweep_case.at("tokens").get_to(settings.tokens);
   sweep_case.at("vocab").get_to(settings.vocab);
   settings.dtype = parse_dtype(sweep_case.at("dtype").get<std::string>());

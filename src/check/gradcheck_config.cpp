@@ -8,6 +8,7 @@
 #include "check/functions.h"
 #include "check/oracles/row_outputs.h"
 #include "support/format.h"
+#include "support/printable.h"
 
 namespace tileloss::tools {
 namespace {
@@ -148,14 +149,19 @@ ToolError GradcheckConfig::located(const LibraryError& error) const {
   return origin == origins.end() ? ToolError(error) : ToolError(error.code(), origin->second + ": " + error.problem());
 }
 
-GradcheckConfig read_gradcheck_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                                      const std::vector<std::string>& skipped) {
-  const ConfigNode root = load_config(file, overrides, skipped);
+const TensorFile& GradcheckConfig::file_at(const std::filesystem::path& path) const {
+  const auto same = [&](const TensorFile& each) { return each.name() == shown(path.string()); };
+  const auto found = std::find_if(files.begin(), files.end(), same);
+  if (found == files.end()) throw ToolError(kExitUsage, formatted("{}: its tensors were not handed over", shown(path.string())));
+  return *found;
+}
+
+GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string& name) {
   ConfigReader reader(root);
   const bool is_linear = reader.choice("level", "logits", {"logits", "linear"}) == "linear";
   const std::string loss = reader.choice("loss", std::nullopt, checked_losses());
   GradcheckConfig config(Function::of(loss, is_linear), checked_function(loss));
-  config.file = file.string();
+  config.file = name;
   config.function.read_options(reader);
   for (const char* key : {"vocab_start", "vocab_total"}) {
     if (reader.has(key)) reader.fail(key, "gradcheck checks whole vocabularies");

@@ -34,6 +34,7 @@ struct Command {
   std::string dhead_dtype = "fp32";
   std::string implementation = "kernel";
   std::string device = "cpu";
+  std::vector<std::string> options;
   std::string pass;  // "": forward, then the gradient in one call
   bool json = false;
   std::optional<std::string> output;
@@ -158,6 +159,7 @@ std::vector<tileloss_pass> passes_of(const Command& command, const Bench& bench)
 int run_bench(Command command) {
   BenchSettings& settings = command.settings;
   settings.dtype = parse_dtype(command.dtype);
+  settings.options = parse_overrides(command.options);
   const std::optional<int64_t> workspace = parse_bytes(command.workspace);
   if (!workspace) {
     throw ToolError(kExitUsage, formatted("--workspace: expected {}, got '{}'", kBytesExpected, shown(command.workspace)));
@@ -258,7 +260,7 @@ void add_bench(CLI::App& program, Action& action) {
   app->add_option("--cuda-kernel", settings.kernel.cuda_kernel, "With --device cuda, from logits")
       ->check(one_of(cuda_kernel_names()))
       ->capture_default_str();
-  app->add_option("--set", settings.options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
+  app->add_option("--set", command->options, "An option of the loss: label_smoothing=0.1 (repeatable)")->allow_extra_args(false);
   app->add_flag("--json", command->json, "One JSON object a line, value_and_grad last");
   app->add_option("--output", command->output, "Append the same lines to this results file");
   app->footer(kFooter);

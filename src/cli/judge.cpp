@@ -18,6 +18,7 @@
 #include "support/printable.h"
 #include "support/progress.h"
 #include "support/result_writer.h"
+#include "support/safetensors.h"
 
 namespace tileloss::tools {
 namespace {
@@ -39,7 +40,10 @@ int hand_over_inputs(GradcheckConfig config, const std::string& path) {
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);
   print_case("judge", config, inputs);
-  write_inputs(path, as_read, inputs);
+  std::vector<Tensor> tensors;
+  for (const StoredTensor& each : input_tensors(as_read, inputs))
+    tensors.push_back({each.name, each.dtype, each.shape, each.data, each.bytes});
+  write_safetensors(path, tensors, {{"case", described_case(as_read, inputs).dump()}});
   print_formatted("inputs written to {}\n", shown(path));
   return kExitPass;
 }
@@ -51,7 +55,7 @@ int judge_file(GradcheckConfig config, const Command& command) {
   if (config.output) check_output("output", *config.output, {{{"--outputs", path}}});
   // Opened before the work, so that files that cannot be read or written are known at once.
   ResultWriter writer(config.output);
-  const SafetensorsFile file(path);
+  const TensorFile file = load_safetensors(path);
 
   ThreadTeam team(tileloss_default_threads());
   const CheckInputs inputs = make_inputs(config, team);

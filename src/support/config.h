@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "support/json.h"
+
 namespace tileloss::tools {
 
 struct ConfigNode {
@@ -24,6 +26,10 @@ struct ConfigNode {
   std::filesystem::path directory;  // relative paths start here
   std::vector<ConfigNode> children;
 };
+
+// A tree as the command hands it over, in JSON: of each node its members by their names here, `kind` as scalar, list, map or
+// empty.
+ConfigNode config_node(const Json& json);
 
 // Throws ToolError: environment if the file cannot be read, usage for anything wrong in it. Each override is "a.b=value", the
 // value in YAML; a relative path given so is relative to the working directory, one in the file to the file's directory. The

@@ -19,6 +19,8 @@ constexpr const char* kClearLine = "\r\033[K";
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 bool is_quiet = false;
+ProgressTo::Told told;
+constexpr double kBetweenTold = 0.1;
 
 size_t terminal_width() {
   winsize size = {};
@@ -49,7 +51,7 @@ void clear_bar() { write_stderr(kClearLine); }
 
 Progress::Progress(const char* work, int64_t total, const Pace& pace)
     : work_(work), total_(total), pace_(pace), is_terminal_(isatty(STDERR_FILENO) == 1) {
-  next_s_ = is_quiet ? kNever : is_terminal_ ? pace.first_bar : pace.between_lines;
+  next_s_ = told ? kBetweenTold : is_quiet ? kNever : is_terminal_ ? pace.first_bar : pace.between_lines;
 }
 
 Progress::~Progress() {
@@ -61,6 +63,10 @@ void Progress::step() {
   ++done_;
   const double now = since_start_.seconds();
   if (now < next_s_) return;
+  if (told) {
+    next_s_ = now + kBetweenTold;
+    return told(work_, done_, total_);
+  }
   next_s_ = now + (is_terminal_ ? pace_.between_bars : pace_.between_lines);
   if (is_terminal_) {
     show_bar(done_, total_, 0, since_start_, work_);
@@ -72,5 +78,9 @@ void Progress::step() {
 }
 
 void Progress::be_quiet() { is_quiet = true; }
+
+ProgressTo::ProgressTo(Told each) { told = std::move(each); }
+
+ProgressTo::~ProgressTo() { told = nullptr; }
 
 }  // namespace tileloss::tools

@@ -3,6 +3,7 @@
 #define TILELOSS_SUPPORT_PROGRESS_H_
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -48,6 +49,16 @@ class Progress {
   int64_t done_ = 0;
   double next_s_;  // since the start
   Timer since_start_;
+};
+
+// While it lives, who is told how far work is, now and then, in place of stderr. One at a time.
+class ProgressTo {
+ public:
+  using Told = std::function<void(const char* work, int64_t done, int64_t total)>;
+  explicit ProgressTo(Told told);
+  ~ProgressTo();
+  ProgressTo(const ProgressTo&) = delete;
+  ProgressTo& operator=(const ProgressTo&) = delete;
 };
 
 }  // namespace tileloss::tools

@@ -7,13 +7,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/output_file.h"
 #include "support/printable.h"
 #include "support/signals.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 namespace {
@@ -24,25 +27,6 @@ constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kBytesAtOnce = int64_t{16} << 20;
 
 }  // namespace
-
-std::string shape_text(const std::vector<int64_t>& shape) { return formatted("[{}]", fmt::join(shape, ", ")); }
-
-reference::NumberFormat number_format(const SafetensorsFile& file, const StoredTensor& tensor) {
-  using reference::NumberFormat;
-  for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat16, NumberFormat::kFloat32}) {
-    if (tensor.dtype == dtype_name(format)) return format;
-  }
-  file.refuse(tensor, formatted("expected BF16, F16 or F32, got {}", tensor.dtype));
-}
-
-const char* dtype_name(reference::NumberFormat format) {
-  switch (format) {
-    case reference::NumberFormat::kBfloat16: return "BF16";
-    case reference::NumberFormat::kFloat16: return "F16";
-    case reference::NumberFormat::kFloat32: break;
-  }
-  return "F32";
-}
 
 // Not blocking: a pipe without a writer would keep open() waiting, before it can be seen that it is one.
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
@@ -106,37 +90,48 @@ void SafetensorsFile::read_bytes(const std::string& what, int64_t offset, int64_
   }
 }
 
-void SafetensorsFile::read(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const {
+void SafetensorsFile::read(const FileTensor& tensor, int64_t first, int64_t bytes, void* to) const {
   read_bytes(shown(tensor.name), tensor.offset + first, bytes, to);
 }
 
-std::vector<char> SafetensorsFile::read(const StoredTensor& tensor) const {
+std::vector<char> SafetensorsFile::read(const FileTensor& tensor) const {
   std::vector<char> data(static_cast<size_t>(tensor.bytes));
   read(tensor, 0, tensor.bytes, data.data());
   return data;
 }
 
-void SafetensorsFile::refuse(const StoredTensor& tensor, const std::string& problem) const {
+void SafetensorsFile::refuse(const FileTensor& tensor, const std::string& problem) const {
   refuse_safetensors(name_, tensor.name, problem);
 }
 
-const StoredTensor& SafetensorsFile::tensor(std::string_view name) const {
+const FileTensor& SafetensorsFile::tensor(std::string_view name) const {
   std::vector<std::string> names;
-  for (const StoredTensor& tensor : tensors_) {
+  for (const FileTensor& tensor : tensors_) {
     if (tensor.name == name) return tensor;
   }
-  for (const StoredTensor& tensor : tensors_) names.push_back(tensor.name);
+  for (const FileTensor& tensor : tensors_) names.push_back(tensor.name);
   throw ToolError(kExitUsage, formatted("{}: no tensor '{}'; there are: {}", name_, shown(name), shown_list(names)));
 }
 
-const StoredTensor& SafetensorsFile::row_tensor(std::string_view name, const StoredTensor& matrix) const {
-  const StoredTensor& tensor = this->tensor(name);
+const FileTensor& SafetensorsFile::row_tensor(std::string_view name, const FileTensor& matrix) const {
+  const FileTensor& tensor = this->tensor(name);
   const std::vector<int64_t> leading(matrix.shape.begin(), matrix.shape.end() - 1);
   const std::vector<int64_t> flat = {matrix.elements() / matrix.shape.back()};
   if (tensor.shape == leading || tensor.shape == flat) return tensor;
   refuse(tensor,
          formatted("expected {}{}, as {} is {}, got {}", shape_text(leading), leading == flat ? "" : " or " + shape_text(flat),
                    shown(matrix.name), shape_text(matrix.shape), shape_text(tensor.shape)));
+}
+
+TensorFile load_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  const auto data = std::make_shared<std::vector<std::vector<char>>>();
+  std::vector<StoredTensor> tensors;
+  for (const FileTensor& tensor : file.tensors()) {
+    data->push_back(file.read(tensor));
+    tensors.push_back({tensor.name, std::string(tensor.dtype), tensor.shape, tensor.bytes, data->back().data()});
+  }
+  return {path.string(), std::move(tensors), data};
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,

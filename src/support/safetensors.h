@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/number_formats.h"
 #include "support/descriptor.h"
 #include "support/safetensors_header.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 
@@ -26,19 +26,19 @@ class SafetensorsFile {
   // As messages name it.
   const std::string& name() const { return name_; }
   // In the order of their data.
-  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  const std::vector<FileTensor>& tensors() const { return tensors_; }
   // Throws ToolError (usage) listing the names there are.
-  const StoredTensor& tensor(std::string_view name) const;
+  const FileTensor& tensor(std::string_view name) const;
   // One that must have an element for each row of `matrix` [..., C]: in the same leading dimensions, or flat. Any others of as
   // many elements or more would be paired with the wrong rows.
-  const StoredTensor& row_tensor(std::string_view name, const StoredTensor& matrix) const;
+  const FileTensor& row_tensor(std::string_view name, const FileTensor& matrix) const;
 
   // Bytes [first, first + bytes) of its data. Read, not mapped: a file that another process shortens meanwhile, which would be a
   // fault, is a ToolError (environment), and so is any other error. Throws Stopped when asked to stop.
-  void read(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const;
-  std::vector<char> read(const StoredTensor& tensor) const;
+  void read(const FileTensor& tensor, int64_t first, int64_t bytes, void* to) const;
+  std::vector<char> read(const FileTensor& tensor) const;
   // "x.safetensors: labels: problem", usage.
-  [[noreturn]] void refuse(const StoredTensor& tensor, const std::string& problem) const;
+  [[noreturn]] void refuse(const FileTensor& tensor, const std::string& problem) const;
 
  private:
   std::string read_header();
@@ -47,14 +47,10 @@ class SafetensorsFile {
   std::string name_;
   Descriptor descriptor_;
   int64_t bytes_ = 0;
-  std::vector<StoredTensor> tensors_;
+  std::vector<FileTensor> tensors_;
 };
 
-// Of a tensor of BF16, F16 or F32; refuses others.
-reference::NumberFormat number_format(const SafetensorsFile& file, const StoredTensor& tensor);
-// "BF16", "F16", "F32".
-const char* dtype_name(reference::NumberFormat format);
-std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 40]"
+TensorFile load_safetensors(const std::filesystem::path& path);
 
 // A tensor to be written.
 struct Tensor {

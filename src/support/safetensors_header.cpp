@@ -55,7 +55,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   HeaderReader(const std::string& file, int64_t data_begin, int64_t data_end)
       : file_(file), data_begin_(data_begin), data_end_(data_end) {}
 
-  std::vector<StoredTensor> take() && { return std::move(tensors_); }
+  std::vector<FileTensor> take() && { return std::move(tensors_); }
 
   bool null() override { return other_value("null"); }
   bool boolean(bool value) override { return other_value(value ? "true" : "false"); }
@@ -87,14 +87,14 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   const std::string& file_;
   int64_t data_begin_, data_end_;
-  std::vector<StoredTensor> tensors_;
+  std::vector<FileTensor> tensors_;
   In in_ = In::kNothing;
   std::string name_;  // of the entry, or the key in the metadata
   bool has_metadata_ = false;
   std::vector<size_t> metadata_keys_;  // their hashes: the keys themselves would take many times their text
   Field field_ = kUnknown;
   std::array<bool, kFields> has_{};
-  StoredTensor tensor_;
+  FileTensor tensor_;
   std::array<uint64_t, 2> offsets_{};
   size_t offset_count_ = 0;
   int ignored_depth_ = 0;
@@ -266,7 +266,7 @@ void check_tokens(const std::string& file, std::string_view text) {
 
 }  // namespace
 
-int64_t StoredTensor::elements() const {
+int64_t FileTensor::elements() const {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   return count;
@@ -276,24 +276,24 @@ void refuse_safetensors(const std::string& file, const std::string& field, const
   throw ToolError(kExitUsage, formatted("{}: {}: {}", file, shown(field), problem));
 }
 
-std::vector<StoredTensor> parse_safetensors_header(const std::string& file, std::string_view text, int64_t data_begin,
+std::vector<FileTensor> parse_safetensors_header(const std::string& file, std::string_view text, int64_t data_begin,
                                                    int64_t data_end) {
   check_tokens(file, text);
   HeaderReader reader(file, data_begin, data_end);
   Json::sax_parse(text.begin(), text.end(), &reader);
-  std::vector<StoredTensor> tensors = std::move(reader).take();
+  std::vector<FileTensor> tensors = std::move(reader).take();
   std::unordered_set<std::string_view> names(tensors.size());
-  for (const StoredTensor& tensor : tensors) {
+  for (const FileTensor& tensor : tensors) {
     check_stop();
     if (!names.insert(tensor.name).second) refuse_safetensors(file, tensor.name, "duplicate entry");
   }
   names = {};
-  std::stable_sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const FileTensor& a, const FileTensor& b) {
     return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;
   });
   // No gap, no overlap, nothing behind the last.
   int64_t next = data_begin;
-  for (const StoredTensor& tensor : tensors) {
+  for (const FileTensor& tensor : tensors) {
     if (tensor.offset != next) {
       refuse_safetensors(file, tensor.name, tensor.offset < next ? "data_offsets: overlap" : "data_offsets: a gap before it");
     }

@@ -10,7 +10,7 @@
 namespace tileloss::tools {
 
 // A tensor of a file that is read.
-struct StoredTensor {
+struct FileTensor {
   std::string name;
   std::string_view dtype;  // the file's word, for ever valid: F32, BF16, F16, I64, ...
   std::vector<int64_t> shape;
@@ -23,7 +23,7 @@ struct StoredTensor {
 // The tensors in the order of their data, which starts at byte `data_begin` of the file and ends at `data_end`. `file`: its name
 // in messages. Throws ToolError (usage) naming the field for all that SafetensorsFile refuses in a header, and Stopped. Takes a
 // small multiple of the text's size: the text is not made into a tree.
-std::vector<StoredTensor> parse_safetensors_header(const std::string& file, std::string_view text, int64_t data_begin,
+std::vector<FileTensor> parse_safetensors_header(const std::string& file, std::string_view text, int64_t data_begin,
                                                    int64_t data_end);
 
 [[noreturn]] void refuse_safetensors(const std::string& file, const std::string& field, const std::string& problem);

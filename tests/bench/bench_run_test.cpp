@@ -14,8 +14,7 @@ namespace {
 
 Function function_of(const BenchSettings& settings) {
   Function function(settings.loss);
-  const ConfigNode node = parse_overrides(settings.options);
-  ConfigReader reader(node);
+  ConfigReader reader(settings.options);
   function.read_options(reader);
   return function;
 }
@@ -26,10 +25,10 @@ double total_bytes(const BenchSettings& settings) {
   return total;
 }
 
-BenchSettings short_rows(const std::string& loss, std::vector<std::string> options) {
+BenchSettings short_rows(const std::string& loss, const std::vector<std::string>& options) {
   BenchSettings settings;
   settings.loss = loss;
-  settings.options = std::move(options);
+  settings.options = parse_overrides(options);
   settings.tokens = 3'000'000;
   settings.vocab = 1;
   settings.kernel.threads = 1;

@@ -98,7 +98,8 @@ TEST(SweepConfig, OptionsBelongToTheLossAndSettingsToTheCase) {
   EXPECT_TRUE(config.cases[0]["options"].empty());
   const BenchSettings settings = bench_settings(config.cases[1]);
   EXPECT_EQ(settings.loss, "cross_entropy");
-  std::vector<std::string> options = settings.options;
+  std::vector<std::string> options;
+  for (const ConfigNode& option : settings.options.children) options.push_back(option.key + "=" + option.text);
   std::sort(options.begin(), options.end());
   EXPECT_EQ(options, (std::vector<std::string>{"label_smoothing=0.1", "reduction=sum"}));
   EXPECT_EQ(settings.tokens, 2);
@@ -119,8 +120,7 @@ TEST(SweepConfig, APresetTravelsAsTheOptionsThatItSets) {
     const SweepConfig config =
         config_of(folder, "loss: {name: policy_loss, epsilon_high: 0.2, preset: " + preset + "}\nshape: 2x64\ndtype: bf16\n");
     const BenchSettings settings = bench_settings(config.cases.at(0));
-    const ConfigNode node = parse_overrides(settings.options);
-    ConfigReader reader(node);
+    ConfigReader reader(settings.options);
     Function function(settings.loss);
     function.read_options(reader);
     reader.finish();

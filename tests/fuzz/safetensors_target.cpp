@@ -11,13 +11,13 @@ namespace tileloss::test {
 namespace {
 
 using tools::SafetensorsFile;
-using tools::StoredTensor;
+using tools::FileTensor;
 
 void check_contents(const SafetensorsFile& file, std::size_t size) {
   std::int64_t bytes = 0, next = 0;
   std::vector<std::vector<char>> data;
   std::vector<tools::Tensor> copies;
-  for (const StoredTensor& tensor : file.tensors()) {
+  for (const FileTensor& tensor : file.tensors()) {
     require(tensor.bytes >= 0 && tensor.elements() >= 0, "sizes are not negative");
     bytes += tensor.bytes;
     require(bytes < static_cast<std::int64_t>(size), "the tensors fit into the file");
@@ -33,7 +33,7 @@ void check_contents(const SafetensorsFile& file, std::size_t size) {
   const SafetensorsFile again(copy);
   require(again.tensors().size() == copies.size(), "what is written has as many tensors");
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    const StoredTensor& tensor = again.tensor(copies[i].name);
+    const FileTensor& tensor = again.tensor(copies[i].name);
     const bool same = tensor.dtype == copies[i].dtype && tensor.shape == copies[i].shape && again.read(tensor) == data[i];
     require(same, "what is written is read back");
   }

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.check import Case, Refused, implementations
-from tileloss.check.audit.cases import CASES
-from tileloss.check.audit.cells import EVERY
-from tileloss.check.audit.cells import prepare as prepare_case
-from tileloss.check.audit.child import Child
-from tileloss.check.audit.command import GOOD
-from tileloss.check.audit.table import what_failed
-from tileloss.check.case_file import read_case
-from tileloss.check.command import run
-from tileloss.check.implementations.contract import declared, tileloss_contract
-from tileloss.check.outputs import Missing, prepare
+from tileloss.tools import Case, Refused, implementations
+from tileloss.tools.audit.cases import CASES
+from tileloss.tools.audit.cells import EVERY
+from tileloss.tools.audit.cells import prepare as prepare_case
+from tileloss.tools.audit.child import Child
+from tileloss.tools.audit.command import GOOD
+from tileloss.tools.audit.table import what_failed
+from tileloss.tools.case_file import read_case
+from tileloss.tools.command import run
+from tileloss.tools.implementations.contract import declared, tileloss_contract
+from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")

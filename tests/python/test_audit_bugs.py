@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.check.audit import cells
-from tileloss.check.audit.bugs import BUGS, Bug
-from tileloss.check.audit.bugs.likeness import look
-from tileloss.check.audit.bugs.policy import Policy
-from tileloss.check.audit.bugs.right import Right
-from tileloss.check.audit.bugs.targets import Columns, Distilled, SoftLabels
-from tileloss.check.audit.calls import Misbehaved, call
-from tileloss.check.case import Case
-from tileloss.check.case_file import read_case, write_tensors
-from tileloss.check.command import run
-from tileloss.check.outputs import Missing, prepare
+from tileloss.tools.audit import cells
+from tileloss.tools.audit.bugs import BUGS, Bug
+from tileloss.tools.audit.bugs.likeness import look
+from tileloss.tools.audit.bugs.policy import Policy
+from tileloss.tools.audit.bugs.right import Right
+from tileloss.tools.audit.bugs.targets import Columns, Distilled, SoftLabels
+from tileloss.tools.audit.calls import Misbehaved, call
+from tileloss.tools.case import Case
+from tileloss.tools.case_file import read_case, write_tensors
+from tileloss.tools.command import run
+from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")
@@ -115,7 +115,7 @@ def test_the_document_has_every_bug() -> None:
 def test_a_planted_bug_is_an_implementation_and_its_failure_has_a_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    name = "tileloss.check.audit.bugs:liger_kernel_802"
+    name = "tileloss.tools.audit.bugs:liger_kernel_802"
     cases = "--case=bug/liger-kernel-802,ce/num-items,ce/fp32"
     assert run(PROGRAM, ["audit", f"--impl={name}", cases]) == 1
     out = capfd.readouterr().out

@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "users" / "audit.md").read_text()
-PLUGIN = "tileloss.check.audit.pytest_plugin"
+PLUGIN = "tileloss.tools.audit.pytest_plugin"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 import forks
 import tileloss
-from tileloss.check.command import run
+from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "audit"

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.check import implementations
-from tileloss.check.audit import invariance
-from tileloss.check.audit.invariance import Claims, claim, compare, describe
-from tileloss.check.case import Case
-from tileloss.check.case_file import read_case, write_case
-from tileloss.check.command import run
-from tileloss.check.progress import Progress
+from tileloss.tools import implementations
+from tileloss.tools.audit import invariance
+from tileloss.tools.audit.invariance import Claims, claim, compare, describe
+from tileloss.tools.case import Case
+from tileloss.tools.case_file import read_case, write_case
+from tileloss.tools.command import run
+from tileloss.tools.progress import Progress
 
 PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")

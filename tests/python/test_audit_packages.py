@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tileloss
-from tileloss.check import implementations
-from tileloss.check.audit.cases import CASES
-from tileloss.check.command import run
+from tileloss.tools import implementations
+from tileloss.tools.audit.cases import CASES
+from tileloss.tools.command import run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "measurements" / "audit.md"
 NAMES = {case.name for case in CASES}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.check.audit import cells
-from tileloss.check.audit.cases import CASES, AuditCase
-from tileloss.check.case import Case
-from tileloss.check.case_file import read_case, write_tensors
-from tileloss.check.outputs import prepare
+from tileloss.tools.audit import cells
+from tileloss.tools.audit.cases import CASES, AuditCase
+from tileloss.tools.case import Case
+from tileloss.tools.case_file import read_case, write_tensors
+from tileloss.tools.outputs import prepare
 
 PROGRAM = tileloss.library_path().with_name("tileloss")
 POLICY = [case for case in CASES if case.settings["loss"] == "policy_loss"]
@@ -116,7 +116,7 @@ def test_every_branch_has_tokens(chosen: AuditCase, tmp_path: Path) -> None:
 def test_a_loss_that_forgets_a_bound_fails(
     name: str, forgotten: str, to: Any, tmp_path: Path
 ) -> None:
-    from tileloss.check.implementations.torch_losses import eager_float32
+    from tileloss.tools.implementations.torch_losses import eager_float32
 
     (chosen,) = (case for case in POLICY if case.name == name)
     folder = cells.prepare(PROGRAM, chosen, tmp_path)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import tileloss
-from tileloss.check.audit import releases
-from tileloss.check.audit.releases import Releases, changes, environment_of, parse
-from tileloss.check.command import run
+from tileloss.tools.audit import releases
+from tileloss.tools.audit.releases import Releases, changes, environment_of, parse
+from tileloss.tools.command import run
 
 PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")

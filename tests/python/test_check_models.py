@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import forks
 import tileloss
-from tileloss.check import architectures, models
-from tileloss.check.command import SUBCOMMANDS, run
-from tileloss.check.config import KEYS, Config, needs_package
+from tileloss.tools import architectures, models
+from tileloss.tools.command import SUBCOMMANDS, run
+from tileloss.tools.config import KEYS, Config, needs_package
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import tileloss
-from tileloss.check import trackers
-from tileloss.check.command import run
-from tileloss.check.config import Config
-from tileloss.check.program import SECRETS, run_program
+from tileloss.tools import trackers
+from tileloss.tools.command import run
+from tileloss.tools.config import Config
+from tileloss.tools.program import SECRETS, run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")
@@ -44,7 +44,7 @@ def spawn(program: Path, name: str, text: str, *sets: str) -> None:
     Path("c.yaml").write_text(text)
     arguments = [name, "--config=c.yaml", *(f"--set={value}" for value in sets)]
     code = (
-        "import sys; from pathlib import Path; from tileloss.check.command import run; "
+        "import sys; from pathlib import Path; from tileloss.tools.command import run; "
         f"sys.exit(run(Path({str(program)!r}), {arguments}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,11 +17,11 @@ import pytest
 
 import tileloss
 import tileloss.jax as tileloss_jax
-from tileloss.check.case import Case
-from tileloss.check.case_file import read_case, write_tensors
-from tileloss.check.command import run
 from tileloss.jax import cross_entropy, logprobs
 from tileloss.jax._sweeps.library import is_built
+from tileloss.tools.case import Case
+from tileloss.tools.case_file import read_case, write_tensors
+from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

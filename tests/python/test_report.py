@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 
 import report_lines as lines
-from tileloss.check.command import run
-from tileloss.check.report.page import Report, html, make_report
-from tileloss.check.report.plots import COLOURS
+from tileloss.tools.command import run
+from tileloss.tools.report.page import Report, html, make_report
+from tileloss.tools.report.plots import COLOURS
 
 ROOT = Path(__file__).parents[2]
 

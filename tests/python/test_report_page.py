@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import report_lines as lines
-from tileloss.check.command import run
-from tileloss.check.report.plots import COLOURS
+from tileloss.tools.command import run
+from tileloss.tools.report.plots import COLOURS
 
 CHROMIUM = shutil.which("chromium")
 WIDTHS = {"phone": 390, "desktop": 1280}

@@ -233,8 +233,8 @@ const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) /
 struct Trained {
   explicit Trained(const std::filesystem::path& path) {
     const tools::SafetensorsFile file(path);
-    const tools::StoredTensor& x = file.tensor("hidden");
-    const tools::StoredTensor& w = file.tensor("lm_head");
+    const tools::FileTensor& x = file.tensor("hidden");
+    const tools::FileTensor& w = file.tensor("lm_head");
     const std::vector<char> hidden = file.read(x), head = file.read(w);
     labels.resize(index(x.shape[0]));
     file.read(file.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());

@@ -32,7 +32,7 @@ struct Logits {
   }
 
   tools::SafetensorsFile file;
-  const tools::StoredTensor& tensor;
+  const tools::FileTensor& tensor;
   std::vector<char> data;
   std::vector<std::int64_t> labels;
 };

@@ -61,7 +61,7 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
                     {{"case", "{\"a\": \"text\"}"}});
   const SafetensorsFile file(path);
   ASSERT_EQ(file.tensors().size(), 2U);
-  const StoredTensor& tensor = file.tensor("x");
+  const FileTensor& tensor = file.tensor("x");
   EXPECT_EQ(tensor.dtype, "F32");
   EXPECT_EQ(tensor.shape, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(tensor.elements(), 6);

@@ -1,7 +1,7 @@
 """TileLoss: losses over a language model's vocabulary, computed in tiles.
 
 The functions live with the framework that they serve: ``tileloss.torch`` for PyTorch, ``tileloss.jax`` for JAX,
-``tileloss.integrations`` for Hugging Face transformers and TRL; ``tileloss.check`` checks any implementation. ``import tileloss``
+``tileloss.integrations`` for Hugging Face transformers and TRL; ``tileloss.tools`` checks any implementation. ``import tileloss``
 itself needs none of them.
 """
 

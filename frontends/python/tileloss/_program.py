@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from tileloss import library_path
 from tileloss._core.files import packaged_file
-from tileloss.check.config import needs_package
-from tileloss.check.program import without_secrets
+from tileloss.tools.config import needs_package
+from tileloss.tools.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
@@ -31,7 +31,7 @@ def main() -> NoReturn:
         )
         sys.exit(3)
     if _needs_python(arguments):
-        from tileloss.check.command import run
+        from tileloss.tools.command import run
 
         # As Ctrl-C does, so that children end and temporary files go.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))

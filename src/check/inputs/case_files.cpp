@@ -31,12 +31,12 @@ const char* stored_dtype(tileloss_dtype dtype) {
 }
 
 // Each tensor of the call that has a value; one that is broadcast over the rows once.
-std::vector<Tensor> tensors_of(const tileloss_args& args) {
-  std::vector<Tensor> tensors;
+std::vector<StoredTensor> tensors_of(const tileloss_args& args) {
+  std::vector<StoredTensor> tensors;
   const auto add = [&](const char* name, tileloss_dtype dtype, Shape shape, const void* data) {
     int64_t bytes = impl::element_bytes(dtype);
     for (const int64_t size : shape) bytes *= size;
-    tensors.push_back({name, stored_dtype(dtype), std::move(shape), data, bytes});
+    tensors.push_back({name, stored_dtype(dtype), std::move(shape), bytes, static_cast<const char*>(data)});
   };
   for (const impl::TensorSlot& slot : impl::tensor_slots()) {
     if (!impl::present(args, slot)) continue;
@@ -49,22 +49,6 @@ std::vector<Tensor> tensors_of(const tileloss_args& args) {
     }
   }
   return tensors;
-}
-
-// The call that the config describes, in words of tileloss.h, and what it asks of whoever makes it.
-Json case_of(const GradcheckConfig& config, const CheckInputs& inputs) {
-  Json described = {{"function", config.function.name()}, {"options", config.function.to_json()},
-                    {"batch_size", inputs.batch_size},    {"seq_len", inputs.seq_len},
-                    {"outputs", config.outputs},          {"mutants", config.mutants},
-                    {"in_place", config.in_place}};
-  if (config.is_linear()) {
-    Json& gradients = described["gradients"] = Json::array();
-    if (config.linear.dhidden) gradients.push_back("dhidden");
-    if (config.linear.dhead) gradients.push_back("dhead");
-    if (config.linear.dbias) gradients.push_back("dbias");
-    described["head_layout"] = config.linear.transposed_head ? "hv" : "vh";
-  }
-  return described;
 }
 
 // ------------------------------------------------------------------------------------------------------------ outputs
@@ -81,7 +65,7 @@ std::vector<std::string_view> stored_dtypes(tileloss_dtype dtype) {
 // Reads the outputs of one file, by name.
 class OutputReader {
  public:
-  OutputReader(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs)
+  OutputReader(const TensorFile& file, const GradcheckConfig& config, const CheckInputs& inputs)
       : file_(file), config_(config), inputs_(inputs) {}
 
   KernelResults read() {
@@ -208,7 +192,7 @@ class OutputReader {
     return read(LinearOutput::kDbias, {{inputs_.cols}}, inputs_.cols, 1);
   }
 
-  const SafetensorsFile& file_;
+  const TensorFile& file_;
   const GradcheckConfig& config_;
   const CheckInputs& inputs_;
   CheckedGradient gradient_;
@@ -226,15 +210,30 @@ void forget_kernels(GradcheckConfig& config) {
   config.linear.transposed_head = false;
 }
 
-void write_inputs(const std::filesystem::path& path, const GradcheckConfig& config, const CheckInputs& inputs) {
+std::vector<StoredTensor> input_tensors(const GradcheckConfig& config, const CheckInputs& inputs) {
   tileloss_args args = base_args(inputs, inputs.logits.data());
   add_upstream(config, inputs, args);
   const std::vector<int64_t>& offsets = inputs.policy.offsets;  // of a batch too
   if (!offsets.empty()) args.sequence_offsets = tileloss_make_vector(offsets.data(), TILELOSS_INT64, std::ssize(offsets));
-  write_safetensors(path, tensors_of(args), {{"case", case_of(config, inputs).dump()}});
+  return tensors_of(args);
 }
 
-KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs) {
+Json described_case(const GradcheckConfig& config, const CheckInputs& inputs) {
+  Json described = {{"function", config.function.name()}, {"options", config.function.to_json()},
+                    {"batch_size", inputs.batch_size},    {"seq_len", inputs.seq_len},
+                    {"outputs", config.outputs},          {"mutants", config.mutants},
+                    {"in_place", config.in_place}};
+  if (config.is_linear()) {
+    Json& gradients = described["gradients"] = Json::array();
+    if (config.linear.dhidden) gradients.push_back("dhidden");
+    if (config.linear.dhead) gradients.push_back("dhead");
+    if (config.linear.dbias) gradients.push_back("dbias");
+    described["head_layout"] = config.linear.transposed_head ? "hv" : "vh";
+  }
+  return described;
+}
+
+KernelResults read_outputs(const TensorFile& file, const GradcheckConfig& config, const CheckInputs& inputs) {
   return OutputReader(file, config, inputs).read();
 }
 

@@ -4,11 +4,12 @@
 #ifndef TILELOSS_CHECK_INPUTS_CASE_FILES_H_
 #define TILELOSS_CHECK_INPUTS_CASE_FILES_H_
 
-#include <filesystem>
+#include <vector>
 
 #include "check/inputs/call.h"
 #include "check/inputs/config.h"
-#include "support/safetensors.h"
+#include "support/json.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 
@@ -16,14 +17,16 @@ namespace tileloss::tools {
 // ToolError (usage) for accumulate: outputs are judged as they are.
 void forget_kernels(GradcheckConfig& config);
 
-// The inputs of a config that has forgotten the kernels: values of rows are [N], the head is [V,H]. What may not be read holds
-// NaN; what is not given is not in the file. Its metadata has what else a caller has to know as JSON, under "case": `config` as
-// it was read.
-void write_inputs(const std::filesystem::path& path, const GradcheckConfig& config, const CheckInputs& inputs);
+// The inputs of a config that has forgotten the kernels, by their names in tileloss_args; they point into `inputs`. Values of rows
+// are [N], the head is [V,H]. What may not be read holds NaN; what is not given is not there.
+std::vector<StoredTensor> input_tensors(const GradcheckConfig& config, const CheckInputs& inputs);
+// What else a caller has to know: the call that `config`, as it was read, describes in words of tileloss.h, and what it asks of
+// whoever makes it.
+Json described_case(const GradcheckConfig& config, const CheckInputs& inputs);
 
 // The outputs that the file has; at least one. A gradient may be of any float type, and is judged as stored in that. Throws
 // ToolError (usage) naming the tensor, what was expected and what is there.
-KernelResults read_outputs(const SafetensorsFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
+KernelResults read_outputs(const TensorFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
 
 }  // namespace tileloss::tools
 

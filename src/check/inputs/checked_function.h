@@ -12,14 +12,14 @@
 #include "check/inputs/inputs.h"
 #include "check/oracles/wrong_kernel.h"
 #include "support/config.h"
-#include "support/safetensors.h"
+#include "support/tensor_file.h"
 #include "support/thread_team.h"
 
 namespace tileloss::tools {
 
 // A safetensors file of the config's source, and the tensor in it whose rows are the case's.
 struct InputRows {
-  const SafetensorsFile& file;
+  const TensorFile& file;
   const StoredTensor& matrix;
 };
 

@@ -18,6 +18,7 @@
 #include "support/device.h"
 #include "support/output_file.h"
 #include "support/synthetic.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 
@@ -117,11 +118,13 @@ struct GradcheckConfig {
   bool strict = false;
   bool expect_mostly_zero = false;
   std::optional<std::filesystem::path> output;
+  std::vector<TensorFile> files;  // those of source.path and source.teacher_path
   // "c.yaml:12: kernel.vocab_block", by the name that the library has for it.
   std::map<std::string, std::string> origins;
 
   // The files that it reads; an empty path is none.
   std::vector<InputFile> inputs() const;
+  const TensorFile& file_at(const std::filesystem::path& path) const;
   // The same error with the place of the key that it is about, if there is one.
   ToolError located(const LibraryError& error) const;
   bool wants(std::string_view output_name) const;

@@ -9,8 +9,8 @@
 #include "check/inputs/policy.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
-#include "support/safetensors.h"
 #include "support/signals.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 namespace {
@@ -33,7 +33,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
-void read_labels(const SafetensorsFile& file, const StoredTensor& tensor, CheckInputs& inputs) {
+void read_labels(const TensorFile& file, const StoredTensor& tensor, CheckInputs& inputs) {
   if (tensor.dtype != "I64" && tensor.dtype != "I32") {
     file.refuse(tensor, formatted("expected I64 or I32 labels, got {}", tensor.dtype));
   }
@@ -72,7 +72,7 @@ void allocate(CheckInputs& inputs) {
 }
 
 void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
-  const SafetensorsFile file(config.source.path);
+  const TensorFile& file = config.file_at(config.source.path);
   const StoredTensor& logits = file.tensor(config.is_linear() ? config.linear.hidden_name : config.source.logits_name);
   inputs.format = number_format(file, logits);
   if (config.dtype && *config.dtype != inputs.format) {
@@ -238,7 +238,7 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
   return inputs;
 }
 
-void read_logits(const SafetensorsFile& file, const StoredTensor& tensor, const CheckInputs& inputs, const HugeBuffer& buffer) {
+void read_logits(const TensorFile& file, const StoredTensor& tensor, const CheckInputs& inputs, const HugeBuffer& buffer) {
   const int64_t rows_at_once = inputs.group_rows > 0 ? inputs.group_rows : inputs.rows;
   for (int64_t row = 0; row < inputs.rows; row += rows_at_once) {
     file.read(tensor, row * inputs.row_bytes(), rows_at_once * inputs.row_bytes(), buffer.data() + inputs.row_offset(row));

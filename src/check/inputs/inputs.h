@@ -12,7 +12,7 @@
 #include "check/oracles/oracle.h"
 #include "support/memory.h"
 #include "support/policy_inputs.h"
-#include "support/safetensors.h"
+#include "support/tensor_file.h"
 #include "support/thread_team.h"
 
 namespace tileloss::tools {
@@ -86,7 +86,7 @@ struct CheckInputs {
 CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team);
 
 // Reads the rows of a file's tensor to where logits lie.
-void read_logits(const SafetensorsFile& file, const StoredTensor& tensor, const CheckInputs& inputs, const HugeBuffer& buffer);
+void read_logits(const TensorFile& file, const StoredTensor& tensor, const CheckInputs& inputs, const HugeBuffer& buffer);
 
 OracleTensors oracle_tensors(const CheckInputs& inputs);
 

@@ -26,14 +26,14 @@ void allocate(LinearTensors& tensors) {
   tensors.head_view.data = tensors.head.data();
 }
 
-const StoredTensor& head_tensor(const GradcheckConfig& config, const SafetensorsFile& file) {
+const StoredTensor& head_tensor(const GradcheckConfig& config, const TensorFile& file) {
   const StoredTensor& head = file.tensor(config.linear.head_name);
   if (head.shape.size() != 2 || head.elements() == 0) file.refuse(head, "expected a matrix [V,H]");
   return head;
 }
 
 // Rows that lie side by side in the file, put where the view has them; some MB at a time.
-void read_rows(const SafetensorsFile& file, const StoredTensor& tensor, const StoredMatrix& view, HugeBuffer& buffer) {
+void read_rows(const TensorFile& file, const StoredTensor& tensor, const StoredMatrix& view, HugeBuffer& buffer) {
   constexpr int64_t kBytesAtOnce = int64_t{4} << 20;
   const int64_t row_bytes = view.cols * element_bytes(view.format);
   const int64_t rows_at_once = std::max<int64_t>(kBytesAtOnce / row_bytes, 1);
@@ -45,7 +45,7 @@ void read_rows(const SafetensorsFile& file, const StoredTensor& tensor, const St
   }
 }
 
-void read_bias(const SafetensorsFile& file, const StoredTensor& tensor, std::vector<float>& bias) {
+void read_bias(const TensorFile& file, const StoredTensor& tensor, std::vector<float>& bias) {
   if (tensor.dtype != "F32" || tensor.elements() != std::ssize(bias)) {
     file.refuse(tensor,
                 formatted("expected F32 with {} elements, got {} {}", bias.size(), tensor.dtype, shape_text(tensor.shape)));
@@ -85,9 +85,9 @@ LinearTensors make_linear(const GradcheckConfig& config, int64_t hidden, const C
   return tensors;
 }
 
-int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file) { return head_tensor(config, file).shape[0]; }
+int64_t head_rows(const GradcheckConfig& config, const TensorFile& file) { return head_tensor(config, file).shape[0]; }
 
-void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs) {
+void load_linear(const GradcheckConfig& config, const TensorFile& file, CheckInputs& inputs) {
   const StoredTensor& hidden = file.tensor(config.linear.hidden_name);
   const StoredTensor& head = head_tensor(config, file);
   const int64_t width = hidden.shape.back();

@@ -4,15 +4,15 @@
 
 #include "check/inputs/config.h"
 #include "check/inputs/inputs.h"
-#include "support/safetensors.h"
+#include "support/tensor_file.h"
 
 namespace tileloss::tools {
 
 // With rows of `hidden`, first as far as the planner needs it.
 LinearTensors make_linear(const GradcheckConfig& config, int64_t hidden, const CheckInputs& inputs);
-int64_t head_rows(const GradcheckConfig& config, const SafetensorsFile& file);
+int64_t head_rows(const GradcheckConfig& config, const TensorFile& file);
 // inputs.linear.
-void load_linear(const GradcheckConfig& config, const SafetensorsFile& file, CheckInputs& inputs);
+void load_linear(const GradcheckConfig& config, const TensorFile& file, CheckInputs& inputs);
 // hidden ~ normal, head ~ std / sqrt(H) normal: logits of that std.
 void draw_linear(double std, uint64_t seed, ThreadTeam& team, LinearTensors& tensors);
 // NaN where nothing may be read, and the oracle's operands.

@@ -24,11 +24,11 @@ PolicyDraw make_draw(const GradcheckConfig& config, const CheckInputs& inputs) {
   return draw;
 }
 
-[[noreturn]] void fail(const SafetensorsFile& file, const StoredTensor& tensor, const char* expected) {
+[[noreturn]] void fail(const TensorFile& file, const StoredTensor& tensor, const char* expected) {
   file.refuse(tensor, formatted("expected {}, got {}", expected, tensor.dtype));
 }
 
-std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
+std::vector<uint8_t> read_mask(const TensorFile& file, const StoredTensor& tensor, int64_t count) {
   const std::vector<char> data = file.read(tensor);
   std::vector<uint8_t> mask;
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
@@ -49,7 +49,7 @@ std::vector<uint8_t> read_mask(const SafetensorsFile& file, const StoredTensor& 
   return mask;
 }
 
-std::vector<float> read_floats(const SafetensorsFile& file, const StoredTensor& tensor, int64_t count) {
+std::vector<float> read_floats(const TensorFile& file, const StoredTensor& tensor, int64_t count) {
   if (tensor.dtype != "F32") fail(file, tensor, "F32");
   std::vector<float> values(static_cast<size_t>(count));
   file.read(tensor, 0, static_cast<int64_t>(values.size() * sizeof(float)), values.data());
@@ -57,7 +57,7 @@ std::vector<float> read_floats(const SafetensorsFile& file, const StoredTensor& 
 }
 
 // One a sequence. How many sequences the rows are is the config's to say: a check of fewer takes the first.
-std::vector<float> read_sequence_advantages(const SafetensorsFile& file, const StoredTensor& tensor, int64_t sequences) {
+std::vector<float> read_sequence_advantages(const TensorFile& file, const StoredTensor& tensor, int64_t sequences) {
   if (tensor.elements() < sequences) {
     file.refuse(tensor, formatted("expected at least {} values, one a sequence, got {}", sequences, tensor.elements()));
   }

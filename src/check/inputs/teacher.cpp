@@ -110,7 +110,7 @@ void lay_out(const GradcheckConfig& config, const InputRows*, CheckInputs& input
 }
 
 void load(const GradcheckConfig& config, CheckInputs& inputs) {
-  const SafetensorsFile file(config.teacher.path);
+  const TensorFile& file = config.file_at(config.teacher.path);
   const StoredTensor& tensor = file.tensor(config.teacher.name);
   const char* dtype = reference::format_info(inputs.format).name;
   if (number_format(file, tensor) != inputs.format) {
