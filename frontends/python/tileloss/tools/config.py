@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from tileloss.testing._judge import Tensors
+from tileloss.tools.case_file import read_tensors
 
 # A config with one of these is for this package (what the compiled program says of them: src/support/config.cpp).
 KEYS = (
@@ -56,8 +62,6 @@ class Config:
     """
 
     def __init__(self, file: Path, overrides: list[str]) -> None:
-        import yaml
-
         if not file.exists():
             raise FileNotFoundError(errno.ENOENT, "no such config file", str(file))
         if not file.is_file():
@@ -72,6 +76,7 @@ class Config:
             raise ValueError(f"{file}: not YAML: {error}") from None
         if not isinstance(root, yaml.MappingNode):
             raise ValueError(f"{file}: expected keys and values")
+        self._root = root
         self._entries: dict[str, _Entry] = {}
         self._add(root, "", file.absolute().parent)
         for text in overrides:
@@ -84,8 +89,6 @@ class Config:
             self._entries[key] = _Entry(parsed, origin, Path.cwd())
 
     def _add(self, node: Any, prefix: str, directory: Path) -> None:
-        import yaml
-
         for key, value in node.value:
             name = prefix + str(key.value)
             origin = f"{self.file}:{key.start_mark.line + 1}"
@@ -152,6 +155,30 @@ class Config:
             if not isinstance(entry.value, dict)
         }
 
+    def tree(self, *more: str) -> dict[str, Any]:
+        """The config with its overrides and ``more`` of them as libtileloss_judge.so reads it, without the keys that have been
+        skipped: of each value its kind, text, place and folder."""
+        root = _node("", self._root, str(self.file), self.file.absolute().parent)
+        for text in (*self.overrides, *more):
+            key, _, value = text.partition("=")
+            parsed = yaml.compose(value, yaml.SafeLoader)
+            origin = f"--set {text}"
+            _put(
+                root, key.split("."), _node("", parsed, origin, Path.cwd(), has_lines=False), origin
+            )
+        for key in self.skipped:
+            _leave_out(root, key.split("."))
+        return root
+
+    def files(self) -> dict[str, Tensors]:
+        """The tensors of the files that the section source names, by path as the judge has it."""
+        paths = [
+            os.path.join(self._entries[key].directory, self.text(key) or "")
+            for key in ("source.path", "source.teacher_path")
+            if key in self
+        ]
+        return {path: read_tensors(Path(path)) for path in paths}
+
     def arguments(self, *more: str) -> list[str]:
         """Of the compiled program: the file, the overrides and ``more`` of them, and what it is to skip."""
         sets = [f"--set={text}" for text in (*self.overrides, *more)]
@@ -160,6 +187,51 @@ class Config:
     def fail(self, key: str, problem: str) -> NoReturn:
         origin = self._entries[key].origin if key in self._entries else str(self.file)
         raise ValueError(f"{origin}: {key}: {problem}")
+
+
+def _node(
+    key: str, node: Any, file: str, directory: Path, *, has_lines: bool = True
+) -> dict[str, Any]:
+    place = f"{file}:{node.start_mark.line + 1}" if has_lines and node is not None else file
+    found: dict[str, Any] = {"key": key, "origin": place, "directory": str(directory)}
+    if isinstance(node, yaml.MappingNode):
+        children = []
+        for name, value in node.value:
+            child = _node(str(name.value), value, file, directory, has_lines=has_lines)
+            if has_lines:
+                child["origin"] = f"{file}:{name.start_mark.line + 1}"
+            children.append(child)
+        return found | {"kind": "map", "children": children}
+    if isinstance(node, yaml.SequenceNode):
+        children = [_node("", item, file, directory, has_lines=has_lines) for item in node.value]
+        return found | {"kind": "list", "children": children}
+    if node is None or (node.style is None and node.value in ("", "~", "null", "Null", "NULL")):
+        return found | {"kind": "empty"}
+    return found | {"kind": "scalar", "text": node.value, "quoted": node.style in ("'", '"')}
+
+
+def _put(root: dict[str, Any], keys: list[str], node: dict[str, Any], origin: str) -> None:
+    *sections, last = keys
+    for name in sections:
+        found = next((child for child in root["children"] if child["key"] == name), None)
+        if found is None:
+            found = {
+                "key": name,
+                "origin": origin,
+                "directory": node["directory"],
+                "kind": "map",
+                "children": [],
+            }
+            root["children"].append(found)
+        root = found
+    others = [child for child in root["children"] if child["key"] != last]
+    root["children"] = [*others, node | {"key": last}]
+
+
+def _leave_out(root: dict[str, Any], keys: list[str]) -> None:
+    for name in keys[:-1]:
+        root = next((child for child in root["children"] if child["key"] == name), {"children": []})
+    root["children"] = [child for child in root.get("children", []) if child["key"] != keys[-1]]
 
 
 def translate_old_keys(config: Config) -> list[str]:

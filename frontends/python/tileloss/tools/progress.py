@@ -47,3 +47,10 @@ class Progress:
             self._told = time.monotonic()
             line = {"progress": self._work, "done": self._done, "total": self._total, "now": what}
             print(json.dumps(line), file=sys.stderr, flush=True)
+
+    def at(self, done: int, total: int, what: str) -> None:
+        """So many of so many steps of ``what`` are done."""
+        self._done, self._total = done - 1, total
+        if self._bar is not None:
+            self._bar.total = total
+        self.step(what)

@@ -1,0 +1,34 @@
+"""Requests to libtileloss_judge.so in a process of their own, with a bar for how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tileloss.testing._judge import Answer, Event, Tensors, Told, ask_apart
+from tileloss.tools.progress import Progress
+
+
+def run_request(
+    request: Mapping[str, Any],
+    files: Mapping[str, Tensors] | None = None,
+    outputs: Tensors | None = None,
+    told: Told | None = None,
+    *,
+    is_quiet: bool,
+    before: Callable[[], None] | None = None,
+    seconds: float | None = None,
+) -> Answer:
+    """``tileloss.testing._judge.ask_apart``, and progress on stderr. ``told`` gets every other event as it comes.
+
+    Raises JudgeError, Crashed, TimeoutError.
+    """
+    with Progress(str(request["do"]), quiet=is_quiet) as progress:
+
+        def on_event(event: Event) -> None:
+            if event["event"] == "progress":
+                progress.at(event["done"], event["total"], event["work"])
+            elif told is not None:
+                told(event)
+
+        return ask_apart(request, files, outputs, on_event, before, seconds)
