@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks README.md, HACKING.md and docs/**/*.md against the tree. --root is the repository, --build the release build.
+"""Checks README.md, HACKING.md and docs/**/*.md against the tree. --root is the repository.
 
 snippets         each code block under <!-- examples/FILE --> or <!-- configs/FILE --> is that file, letter for letter; each
                  example is shown
 example PROGRAM NAME  PROGRAM prints the one block under <!-- output of NAME --> and exits 0
 links            each relative link, and each path named with a folder we have, exists
 dev-commands     each `./dev COMMAND` named anywhere is a command of ./dev
-quick-commands   each line of each ```sh block runs and exits 0, but for ./dev COMMAND (those take minutes: dev-commands looks
-                 at their names, continuous integration runs ./dev test itself), those that need a Python with JAX
-                 (tests/python/test_jax_check.py runs them), those that need another machine (tests/python/test_remote.py and
+quick-commands   each line of each ```sh block runs and exits 0: the subcommands of `tileloss`, by ./dev or not, in this Python,
+                 and the shell's own. Not the other commands of ./dev (those take minutes: dev-commands looks at their names,
+                 continuous integration runs ./dev test itself), those that need another machine (tests/python/test_remote.py and
                  test_remote_sky.py) and those that change this one (tests/python/test_install.py does what pip install does)
 self-test        each check above rejects a planted mistake
 """
@@ -26,7 +26,8 @@ BLOCK = re.compile(
     r"(?:<!-- (?P<marker>[^\n]*?) -->\s*\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
     re.M | re.S,
 )
-NEVER_RUN = ("./dev ", "git clone", "cd ", "sudo ", "apt-get ", "pip install ", "python -m ")
+TOOLS = "gradcheck|judge|bench|sweep|audit|report|info"
+NEVER_RUN = ("git clone", "cd ", "sudo ", "apt-get ", "pip install ")
 NEVER_RUN += ("build/kit/run ",)  # tests/python/test_kit.py
 NEVER_RUN += ("remote/run.sh ", "run=$(remote/run.sh ", "ssh build-host ", "sky ")
 # Tests of Python's run these in their own ways: with a sample project, and with releases of a package made for it.
@@ -135,19 +136,28 @@ def command_lines(text):
                     yield line
 
 
-def check_quick_commands(root, build):
-    """Runs them in a folder that looks like the repository, so that what they write does not land in it."""
+def is_run(line):
+    if line.startswith("./dev"):
+        return re.match(rf"\./dev ({TOOLS})\b", line) is not None
+    return not line.startswith(NEVER_RUN)
+
+
+def check_quick_commands(root):
+    """Runs them in a folder that looks like the repository, so that what they write does not land in it. ./dev and tileloss are
+    `python -m tileloss` of this Python there, with the package and the library that the environment names."""
     findings, ran = [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for entry in root.iterdir():
-            if entry.name != "build":
+            if entry.name not in ("build", "dev"):
                 (folder / entry.name).symlink_to(entry)
-        (folder / "build").mkdir()
-        (folder / "build" / "release").symlink_to(build)
+        (folder / "bin").mkdir()
+        for command in (folder / "dev", folder / "bin" / "tileloss"):
+            command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tileloss "$@"\n')
+            command.chmod(0o755)
         for document in documents(root):
             for line in command_lines(document.read_text()):
-                if line.startswith(NEVER_RUN):
+                if not is_run(line):
                     continue
                 ran += 1
                 done = subprocess.run(
@@ -156,7 +166,7 @@ def check_quick_commands(root, build):
                     capture_output=True,
                     text=True,
                     timeout=900,
-                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                    env={**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"},
                 )
                 print(f"exit {done.returncode}: {line}")
                 if done.returncode:
@@ -211,29 +221,28 @@ def self_test():
         expect(
             "good command",
             "```sh\ntrue  # fine\n```\n",
-            lambda: check_quick_commands(root, root),
+            lambda: check_quick_commands(root),
             False,
         )
         expect(
             "failing command",
             "```sh\ntrue\nfalse\n```\n",
-            lambda: check_quick_commands(root, root),
+            lambda: check_quick_commands(root),
             True,
         )
         expect(
             "failing command in a list",
             "1. do\n   ```sh\n   false\n   ```\n",
-            lambda: check_quick_commands(root, root),
+            lambda: check_quick_commands(root),
             True,
         )
-        expect("no command", "text\n", lambda: check_quick_commands(root, root), True)
+        expect("no command", "text\n", lambda: check_quick_commands(root), True)
     return findings
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=pathlib.Path, required=True)
-    parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument(
         "check",
         choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"],
@@ -241,13 +250,13 @@ def main():
     parser.add_argument("program", nargs="?")
     parser.add_argument("name", nargs="?")
     options = parser.parse_args()
-    root, build = options.root.resolve(), options.build.resolve()
+    root = options.root.resolve()
     findings = {
         "snippets": lambda: check_snippets(root),
         "example": lambda: check_example(root, options.program, options.name),
         "links": lambda: check_links(root),
         "dev-commands": lambda: check_dev_commands(root),
-        "quick-commands": lambda: check_quick_commands(root, build),
+        "quick-commands": lambda: check_quick_commands(root),
         "self-test": self_test,
     }[options.check]()
     print("\n".join(findings) or f"{options.check}: nothing found")

@@ -3,7 +3,6 @@
 for all that is made here.
 
   tree                          installs, moves the folder, looks for files that are missing or know where they were built
-  program                       the installed program runs
   cmake C|CXX EXAMPLE           EXAMPLE, built with find_package, shared and static, prints what it prints in the build
   pkg-config C|CXX EXAMPLE      the same with pkg-config
   packages                      makes WORK/packages/*.deb and *.tar.gz; they are whole and what is in them runs
@@ -18,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 
-FILES = """bin/tileloss include/tileloss/tileloss.h include/tileloss/tileloss.hpp include/tileloss/views.hpp lib/libtileloss.a
+FILES = """include/tileloss/tileloss.h include/tileloss/tileloss.hpp include/tileloss/views.hpp lib/libtileloss.a
     lib/libtileloss.so lib/cmake/tileloss/tileloss-config.cmake lib/cmake/tileloss/tileloss-config-version.cmake
     lib/cmake/tileloss/tileloss-targets.cmake lib/pkgconfig/tileloss.pc share/doc/tileloss/LICENSE
-    share/doc/tileloss/LICENSE-THIRD-PARTY share/doc/tileloss/copyright""".split()
+    share/doc/tileloss/copyright""".split()
 COMPILERS = {"C": ["cc", "-std=c11"], "CXX": ["c++", "-std=c++20"]}
 
 
@@ -60,14 +59,6 @@ class Test:
         )
         self.prefix = self.work / "moved"
 
-    def run_program(self, root):
-        """The program of an installed tree, started as from a shell elsewhere, checks a small loss."""
-        program = root / "bin" / "tileloss"
-        version = run(program, "--version", cwd="/").strip()
-        config = self.source / "configs" / "gradcheck_ce_qwen2.5_1.5b.yaml"
-        run(program, "gradcheck", "--config", config, "--set", "seq_len=2", cwd="/")
-        return version
-
     def tree(self):
         shutil.rmtree(self.work, ignore_errors=True)
         staged = self.work / "staged"
@@ -83,19 +74,18 @@ class Test:
                         f"{path.relative_to(self.prefix)} names {place}",
                     )
 
-    def program(self):
-        version = self.run_program(self.prefix)
-        expect(
-            f'"{version}"' in (self.prefix / "include/tileloss/tileloss.h").read_text(),
-            f"the header is not of version {version}",
-        )
+    @staticmethod
+    def version(root):
+        """The version that an installed tree's header has."""
+        header = (root / "include/tileloss/tileloss.h").read_text()
+        return re.search(r'#define TILELOSS_VERSION_STRING "([\d.]+)"', header)[1]
 
     def expected_output(self, language):
         return run(next(self.build.rglob(f"example_{'c' if language == 'C' else 'cpp'}")))
 
     def cmake(self, language, example):
         build = self.work / f"cmake_{language}"
-        version = run(self.prefix / "bin/tileloss", "--version").strip()
+        version = self.version(self.prefix)
         run(
             "cmake",
             "-S",
@@ -147,7 +137,7 @@ class Test:
         )
         version = run("pkg-config", "--modversion", "tileloss", environment=environment).strip()
         expect(
-            version == run(self.prefix / "bin/tileloss", "--version").strip(),
+            version == self.version(self.prefix),
             f"tileloss.pc is of version {version}",
         )
 
@@ -161,13 +151,11 @@ class Test:
             unpacked = pathlib.Path(name)
             run("dpkg-deb", "-x", deb, unpacked)
             check_files(unpacked / "usr")
-            version = self.run_program(unpacked / "usr")
+            version = self.version(unpacked / "usr")
             (unpacked / "tar").mkdir()
             run("tar", "xzf", archive, "-C", unpacked / "tar", "--strip-components=1")
             check_files(unpacked / "tar")
-            expect(
-                self.run_program(unpacked / "tar") == version, f"{archive.name} has another version"
-            )
+            expect(self.version(unpacked / "tar") == version, f"{archive.name} has another version")
         fields = {
             name: run("dpkg-deb", "-f", deb, name).strip()
             for name in ("Package", "Version", "Depends", "Maintainer", "Description")
@@ -195,7 +183,7 @@ def main():
     )
     for name in ("source", "build", "work"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    parser.add_argument("check", choices=["tree", "program", "cmake", "pkg-config", "packages"])
+    parser.add_argument("check", choices=["tree", "cmake", "pkg-config", "packages"])
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
     try:

@@ -1,9 +1,11 @@
 """The wheels of ./dev wheels, in build/wheels, as strangers install them. Their package: tests/python/test_install.py."""
 
+import json
 import os
 import platform
 import re
 import shutil
+import subprocess
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -16,12 +18,12 @@ from wheels import GLIBC, ROOT, output_of, python_of, run
 WHEELS = sorted((ROOT / "build" / "wheels").glob("*.whl"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux-[a-z0-9-]+\.so\.\d|libtileloss\.so")
-# What another object may find in each; a program's stdout is the C library's.
+# What another object may find in each.
 EXPORTED = {
     "libtileloss.so": r"tileloss_\w+|TILELOSS_0",
     "libtileloss_xla.so": r"tileloss_xla_\w+|TILELOSS_0",
     "libtileloss_cuda.so": r"tileloss_cuda_backend|TILELOSS_0",
-    "tileloss": r"std(in|out|err)|environ",
+    "libtileloss_judge.so": r"tileloss_judge|TILELOSS_0",
 }
 
 
@@ -91,27 +93,52 @@ def test_runs_on_old_systems_with_no_other_package(wheel: Path, tmp_path: Path) 
         assert not strange, (file.name, sorted(strange)[:9])
 
 
-def test_program_and_library_run(wheel: Path, tmp_path: Path) -> None:
+def test_libraries_run(wheel: Path, tmp_path: Path) -> None:
     """Those of another architecture in qemu."""
     files = {path.name: path for path in unpacked(wheel, tmp_path)}
-    if "tileloss" not in files:
-        pytest.skip("it has neither")
+    if "libtileloss_judge.so" not in files:
+        pytest.skip("it has none of the CPU")
     emulated = emulator(wheel)
-    config = ROOT / "configs" / "gradcheck_ce_qwen2.5_1.5b.yaml"
-    check = ("gradcheck", "--strict", "--config", config, "--set", "seq_len=2")
-    # By one thread: a process that qemu forked cannot start another.
-    done = run(*emulated, files["tileloss"], *check, cwd=tmp_path, TILELOSS_NUM_THREADS="1")
-    assert done.returncode == 0 and done.stdout.rstrip().endswith("PASS"), done.stdout + done.stderr
-    # What a C++ library's run time is for: an exception that is caught, and static objects.
-    refused = run(*emulated, files["tileloss"], "gradcheck", "--config", "none.yaml", cwd=tmp_path)
-    assert refused.returncode == 3 and "none.yaml: no such config file" in refused.stderr
+    compiler = f"{architecture(wheel)}-linux-gnu-gcc"
+    includes = ("-I", ROOT / "include", "-I", ROOT / "src")
+    output_of(
+        compiler,
+        ROOT / "tests/install/judge.c",
+        *includes,
+        "-o",
+        tmp_path / "judge",
+        "-ldl",
+        cwd=tmp_path,
+    )
     library = files["libtileloss.so"]
     sources = (ROOT / "examples" / "cross_entropy.c", library)
-    flags = ("-I", ROOT / "include", f"-Wl,-rpath,{library.parent}", "-o", tmp_path / "example")
-    compiler = f"{architecture(wheel)}-linux-gnu-gcc"
+    flags = (*includes, f"-Wl,-rpath,{library.parent}", "-o", tmp_path / "example")
     output_of(compiler, *sources, *flags, cwd=tmp_path)
     printed = output_of(*emulated, tmp_path / "example", cwd=tmp_path)
     assert printed == "loss 0.5405, dlogits[0][3] -0.1405\n"
+
+    def ask(**config: str) -> subprocess.CompletedProcess[str]:
+        children = [{"key": key, "kind": "scalar", "text": text} for key, text in config.items()]
+        request = {
+            "do": "gradcheck",
+            "name": "wheel",
+            "strict": True,
+            "config": {"children": children},
+        }
+        judge = (tmp_path / "judge", files["libtileloss_judge.so"], json.dumps(request))
+        # By one thread: a process that qemu forked cannot start another.
+        return run(*emulated, *judge, cwd=tmp_path, TILELOSS_NUM_THREADS="1")
+
+    size = {"batch_size": "2", "seq_len": "2", "vocab_size": "151936", "dtype": "bf16"}
+    done = ask(loss="cross_entropy", **size)
+    assert done.returncode == 0 and '"failures":[]' in done.stdout, done.stdout + done.stderr
+    # What a C++ library's run time is for: an exception that is caught, and static objects.
+    refused = ask(loss="cross_entropi", **size)
+    assert refused.returncode == 2 and "'cross_entropi' is none of" in refused.stdout
+
+
+# What the command needs to check and time.
+COMMAND = ["ml-dtypes", "numpy", "pyyaml", "rich", "safetensors"]
 
 
 def native_wheels() -> list[Path]:
@@ -150,6 +177,7 @@ def test_fresh_environment(minor: int, packages: str, tmp_path: Path) -> None:
         fresh / "bin" / "pip",
     )
     pins = [*oldest("torch"), *oldest("jax")] if packages == "oldest" else ["torch", "jax"]
+    pins += COMMAND
     say(pip, "install", "--quiet", "--no-compile", *pins)
     before = files_of(fresh)
     say(pip, "install", "--no-compile", "--no-index", *wheels)
@@ -190,13 +218,12 @@ def test_fresh_environment_in_an_emulator(wheel: Path, tmp_path: Path) -> None:
         return output_of(*command, cwd=tmp_path, **settings, **more)
 
     say(*python[:-1], system / "usr/bin/python3.11", "-m", "venv", "--without-pip", fresh)
-    pins = [*oldest("torch"), *oldest("jax")]
+    pins = [*oldest("torch"), *oldest("jax"), *COMMAND]
     say(*run_pip, "install", "--quiet", "--no-compile", *pins, PYTHONPATH=str(tools))
     before = files_of(fresh)
     say(*run_pip, "install", "--no-compile", "--no-index", wheel, PYTHONPATH=str(tools))
     run_examples(say, *python)
-    (program,) = fresh.glob("lib/python3*/site-packages/tileloss/bin/tileloss")
-    info = say(*emulator(wheel), program, "info")
+    info = say(*python, "-m", "tileloss", "info")
     assert re.search(r"^chosen +neon_bf16 ", info, re.M), info
     say(*run_pip, "uninstall", "--yes", "tileloss", PYTHONPATH=str(tools))
     assert files_of(fresh) == before

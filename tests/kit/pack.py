@@ -5,6 +5,7 @@ JAX. run.py has what it does there. Exit code 1 where it is too large, or a file
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -50,24 +51,25 @@ def pack(build: Path, cuda: Path, peers: Path | None, output: Path) -> None:
         build / "libtileloss.so": "site/tileloss/lib/libtileloss.so",
         build / "libtileloss_xla.so": "site/tileloss/lib/libtileloss_xla.so",
         cuda: "site/tileloss/lib/libtileloss_cuda.so",
-        build / "tileloss": "site/tileloss/bin/tileloss",
+        build / "libtileloss_judge.so": "site/tileloss/lib/libtileloss_judge.so",
         build / "api_test": "bin/api_test",
     }
     for binary, destination in binaries.items():
         target = output / destination
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["strip", "-o", target, binary], check=True)
-    # Its name in the XLA handler; both programs look for the CUDA library beside themselves, or in a lib beside their folder.
+    # Its name in the XLA handler; api_test looks for the CUDA library in a lib beside its folder.
     (output / "site/tileloss/lib/libtileloss.so.0").symlink_to("libtileloss.so")
     (output / "lib").symlink_to("site/tileloss/lib")
     if peers is not None:
         shutil.copy(peers, output / "peers.tar.xz")
     state = " with changes" if git("status", "--porcelain") else ""
-    version = subprocess.run(
-        [build / "tileloss", "--version"], check=True, capture_output=True, text=True
+    version = re.search(
+        r"project\(tileloss VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()
     )
+    assert version
     (output / "facts").write_text(
-        f"{version.stdout.split()[-1]}, commit {git('rev-parse', '--short', 'HEAD').strip()}{state}\n"
+        f"{version[1]}, commit {git('rev-parse', '--short', 'HEAD').strip()}{state}\n"
     )
 
 

@@ -258,9 +258,10 @@ def child_environment(scratch: str, output: Path) -> dict[str, str]:
     return environment
 
 
-def unpack_peers(folder: Path) -> None:
-    """Other packages that the machine lacks: compressed, as they are large. QuACK looks for itself in `site-packages` alone."""
-    for archive in (KIT / "peers.tar.xz", KIT.with_name("kit-quack.tar.xz")):
+def unpack_packages(folder: Path, *, with_quack: bool) -> None:
+    """Those that the machine lacks: compressed, as they are large. QuACK looks for itself in `site-packages` alone."""
+    quack = [KIT.with_name("kit-quack.tar.xz")] if with_quack else []
+    for archive in (KIT / "peers.tar.xz", *quack):
         if archive.exists():
             with tarfile.open(archive) as peers:
                 peers.extractall(folder, filter="data")
@@ -278,8 +279,7 @@ def run(name: str, steps: list[Step], folder: Path) -> int:
     results = Results(folder)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         environment = child_environment(scratch, folder.resolve())
-        if name == "measure":
-            unpack_peers(Path(scratch, "site-packages"))
+        unpack_packages(Path(scratch, "site-packages"), with_quack=name == "measure")
         device = device_name()
         facts = (KIT / "facts").read_text().strip()
         results.say(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KIT = Path(__file__).resolve().parent
-PROGRAM = "site/tileloss/bin/tileloss"
+TILELOSS = (sys.executable, "-m", "tileloss")
 # CUDA's own checks look at every access: of the C API's suites those that reach each kernel with the smallest rows.
 SANITIZED = "*SpecialValues.*:*RowOutputsOf*:*MergedShards.*:Linear.*-MergedShards.APlan*"
 
@@ -60,7 +60,7 @@ def suite(shard: int, shards: int) -> Command:
 
 def gradcheck(config: Path, *sets: str) -> Command:
     arguments = [
-        PROGRAM,
+        *TILELOSS,
         "gradcheck",
         "--device",
         "cuda",
@@ -102,7 +102,7 @@ def sanitizer(tool: str) -> Command:
 def check() -> list[Step]:
     losses, models = "tests/python/cuda_losses.py", "tests/python/cuda_models.py"
     segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    info = Command("info", (PROGRAM, "info"), must_print="cuda")
+    info = Command("info", (*TILELOSS, "info"), must_print="cuda")
     jax, handlers = "tests/python/cuda_jax.py", "tests/python/test_jax_cuda.py"
     as_needed = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     tools = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -148,7 +148,7 @@ def compare(name: str, *only: str, tokens: int = 2048, hidden: int = 1536) -> Co
     return Command(name, (*program, "--output", f"{{output}}/{name}.jsonl"))
 
 
-BENCH = (PROGRAM, "bench", "--device", "cuda", "--vocab", "151936", "--dtype", "bf16")
+BENCH = (*TILELOSS, "bench", "--device", "cuda", "--vocab", "151936", "--dtype", "bf16")
 
 
 def bench(name: str, loss: str, *arguments: str) -> Command:
@@ -157,7 +157,17 @@ def bench(name: str, loss: str, *arguments: str) -> Command:
 
 def profile(name: str, loss: str, *arguments: str) -> Command:
     """Kernels of some calls, as Nsight Compute sees them."""
-    ncu = ("ncu", "--clock-control", "none", "--launch-count", "40", "--set", "basic")
+    ncu = (
+        "ncu",
+        "--clock-control",
+        "none",
+        "--target-processes",
+        "all",
+        "--launch-count",
+        "40",
+        "--set",
+        "basic",
+    )
     return Command(
         name, (*ncu, *BENCH, "--loss", loss, "--iters", "2", "--warmup", "1", *arguments)
     )

@@ -1,6 +1,7 @@
 """The Python of the documents runs: the README's example, and every python block of docs/."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from forks import run
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "docs"))
+import docs_test  # noqa: E402
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 # What the README's blocks under "<!-- after a model's setup -->" take for granted.
 SETUP_MARK, SETUP = (
@@ -88,3 +92,8 @@ def test_flax_learns_the_same_with_optax_and_with_tileloss(tmp_path: Path) -> No
     assert 7 < first < 9  # log 3000 = 8.0
     assert last < 0.1 and our_last < 0.1
     assert difference < 1e-3
+
+
+@pytest.mark.full
+def test_quick_commands_run_as_written() -> None:
+    assert docs_test.check_quick_commands(ROOT) == []
