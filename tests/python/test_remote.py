@@ -299,10 +299,7 @@ def test_the_pages_commands_run(host: Host) -> None:
     """In a shallow checkout, whose ./dev makes what they name."""
     page = (ROOT / "docs/users/remote.md").read_text()
     (block,) = re.findall(r"^```sh\n(remote/run.sh .*?)^```$", page, re.M | re.S)
-    program = (
-        "printf '#!/bin/sh\\necho {}' >build/release/tileloss; chmod +x build/release/tileloss"
-    )
-    host.commit("dev", f"mkdir -p build/results build/release; touch build/results/x\n{program}")
+    host.commit("dev", "mkdir -p build/results; touch build/results/x; echo {}")
     host.commit("other", "")
     shallow = host.folder / "shallow"
     host.git("clone", "--quiet", "--depth=2", f"file://{host.repo}", str(shallow))
