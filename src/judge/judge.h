@@ -5,6 +5,7 @@
 #define TILELOSS_JUDGE_JUDGE_H_
 
 #include <stdint.h>
+#include <tileloss/tileloss.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,8 +30,8 @@ typedef struct tileloss_judge_answer {
 
 /* 0: passed or done, 1: a check failed, 2: the request is wrong, 3: memory, device or file system; at 2 and 3 the event "error"
  * has said why. Requests of one process run one after another. */
-__attribute__((visibility("default"))) int tileloss_judge(const char* request, const tileloss_judge_tensor* tensors,
-                                                          int64_t count, const tileloss_judge_answer* answer);
+TILELOSS_API int tileloss_judge(const char* request, const tileloss_judge_tensor* tensors, int64_t count,
+                                const tileloss_judge_answer* answer);
 
 #ifdef __cplusplus
 }

@@ -340,8 +340,8 @@ def lint_needed(library):
     ]
     if "Dynamic section" not in dynamic:
         findings.append(f"{library} has no dynamic section")
-    if not re.search(r"\(SONAME\).*\[libtileloss\.so\.\d+\]", dynamic):
-        findings.append(f"{library} has no soname libtileloss.so.N")
+    if not re.search(r"\(SONAME\).*\[libtileloss(\.so\.\d+|_judge\.so)\]", dynamic):
+        findings.append(f"{library} has no soname libtileloss.so.N or libtileloss_judge.so")
     return findings
 
 
