@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from tileloss.jax._devices import may_be_cut, varying_alike
 from tileloss.jax._platforms import only_on
-from tileloss.jax._sweeps import library, tpu, xla, xla_head, xla_targets, xla_targets_head
+from tileloss.jax._sweeps import library, tpu, xla, xla_targets, xla_targets_head
 from tileloss.jax._sweeps.operands import Logits, Operand, Spec
 
 
@@ -69,8 +69,8 @@ IMPLEMENTATIONS = (
     Implementation(
         "xla",
         None,
-        _by_operand("forward", xla, xla_head),
-        _by_operand("backward", xla, xla_head),
+        xla.forward,
+        xla.backward,
         None,
         _refuses_nothing,
     ),
