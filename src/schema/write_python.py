@@ -10,7 +10,7 @@ from option_table import Enum, Function, Option, Struct, Table, TableError
 from write_c import packed
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
-_ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
+_ARGUMENTS = re.compile(r"# generated: (?:arguments|signature) of (\w+)(?: but ([\w, ]+))?\n")
 _BLOCK = re.compile(r"(?m)^(    (Options|Tensors|Values of (\w+))\b[^\n]*:\n)(?:        [^\n]*\n)*")
 
 
@@ -38,9 +38,20 @@ def arguments(given: Sequence[Option], function: Function, value: str = "") -> l
     return before + options(given, function, value)
 
 
+def signature(options: Sequence[Option], function: Function) -> list[str]:
+    """The same, as many on a line as fit."""
+    return packed(arguments(options, function), 126)
+
+
 def stubs(options: Sequence[Option], function: Function) -> list[str]:
     """The same of an overload, which is for type checkers alone."""
     return packed(arguments(options, function, "..."), 126)
+
+
+def names(options: Sequence[Option], function: Function) -> list[str]:
+    """The same of a call that hands them on."""
+    given = [line.partition(":")[0] for line in arguments(options, function)]
+    return packed([f"{name}={name}," for name in given], 118)
 
 
 def values(options: Sequence[Option], function: Function) -> list[str]:

@@ -26,7 +26,7 @@ from tileloss.jax import (
     logprobs,
     policy_loss,
 )
-from tileloss.jax._sweeps import tpu, xla, xla_head
+from tileloss.jax._sweeps import tpu, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 # A gathered [SEQUENCES * LENGTH, HIDDEN] is larger than a head, and no multiple of a device's part of anything.
@@ -38,7 +38,6 @@ ONLY_CPU = pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla, "TILE", 16)
-    monkeypatch.setattr(xla_head, "TILE", 16)
 
 
 def make_mesh(x: AxisType = AxisType.Auto, y: AxisType | None = None) -> Mesh:
@@ -258,13 +257,13 @@ def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[AxisType, ...], axes: Any, name: str
 ) -> None:
     # Those for TPUs; the sweeps in plain XLA stand for them here.
-    for ours, theirs in ((tpu.logits, xla), (tpu.head, xla_head)):
-        monkeypatch.setattr(ours, "forward", theirs.forward)
-        monkeypatch.setattr(ours, "backward", theirs.backward)
-    anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(
+    for kernels in (tpu.logits, tpu.head):
+        monkeypatch.setattr(kernels, "forward", xla.forward)
+        monkeypatch.setattr(kernels, "backward", xla.backward)
+    anywhere = _implementations.IMPLEMENTATIONS["pallas_tpu"]._replace(
         platform=None, forward=tpu.forward, backward=tpu.backward
     )
-    monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
+    monkeypatch.setitem(_implementations.IMPLEMENTATIONS, "pallas_tpu", anywhere)
     monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
     test_rows_stay_where_they_are(kinds, axes, name)
 

@@ -15,7 +15,7 @@ from jax_cases import preset_options, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
 from tileloss.jax import linear_cross_entropy
-from tileloss.jax._sweeps import transform, xla_head
+from tileloss.jax._sweeps import transform, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
@@ -26,7 +26,7 @@ SMOOTHED = {"label_smoothing": 0.1, "z_loss": 0.1}
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert VOCABULARY % RAGGED != 0
-    monkeypatch.setattr(xla_head, "TILE", RAGGED)
+    monkeypatch.setattr(xla, "TILE", RAGGED)
 
 
 # ------------------------------------------------------------------------------------------------------------- the numbers
@@ -136,9 +136,9 @@ def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone() -> None:
 
 
 def without_a_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    over_tiles = xla_head.over_tiles
+    over_tiles = xla.over_tiles
     monkeypatch.setattr(
-        xla_head, "over_tiles", lambda columns, *rest: over_tiles(columns // 8 * 8, *rest)
+        xla, "over_tiles", lambda columns, *rest: over_tiles(columns // 8 * 8, *rest)
     )
 
 
@@ -150,12 +150,12 @@ def without_the_slope_of_the_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_a_bias_past_its_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = xla_head.tile
+    tile = xla.tile
 
     def shifted(x: Any, start: Any, width: int, axis: int = 1) -> Any:
         return tile(jnp.roll(x, -1) if x.ndim == 1 else x, start, width, axis)
 
-    monkeypatch.setattr(xla_head, "tile", shifted)
+    monkeypatch.setattr(xla, "tile", shifted)
 
 
 @ONLY_XLA
@@ -176,18 +176,18 @@ def to_bfloat16(x: Any) -> Any:
 
 
 def never_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla_head, "as_seen", lambda x, spec: x.astype(jnp.float32))
+    monkeypatch.setattr(xla, "as_seen", lambda x, spec: x.astype(jnp.float32))
 
 
 def rounded_before_and_after_the_slope(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradient = xla_head.tile_gradient
-    monkeypatch.setattr(xla_head, "tile_gradient", lambda *x: to_bfloat16(gradient(*x)))
+    gradient = xla.tile_gradient
+    monkeypatch.setattr(xla, "tile_gradient", lambda *x: to_bfloat16(gradient(*x)))
 
 
 def with_sums_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = xla_head.product
+    product = xla.product
     monkeypatch.setattr(
-        xla_head,
+        xla,
         "product",
         lambda equation, *x: (
             to_bfloat16(product(equation, *x)) if "nv," in equation else product(equation, *x)

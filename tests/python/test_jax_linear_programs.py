@@ -21,7 +21,7 @@ from tileloss.jax import (
     linear_policy_loss,
     policy_loss,
 )
-from tileloss.jax._sweeps import xla, xla_head
+from tileloss.jax._sweeps import xla
 
 pytestmark = [pytest.mark.usefixtures("implementation"), ONLY_XLA]
 TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
@@ -29,7 +29,6 @@ TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla_head, "TILE", TILE)
     monkeypatch.setattr(xla, "TILE", TILE)
 
 
@@ -150,7 +149,7 @@ def test_a_stopped_gradient_is_none_that_is_asked_for(hidden: Any, head: Any, la
 def test_neither_logits_nor_a_copy_of_the_head_is_held(
     monkeypatch: pytest.MonkeyPatch, dtype: Any, layout: str
 ) -> None:
-    monkeypatch.setattr(xla_head, "TILE", 256)
+    monkeypatch.setattr(xla, "TILE", 256)
     rows, size, vocabulary = 128, 64, 8192 + 100
     shape = (size, vocabulary) if layout == "HV" else (vocabulary, size)
     hidden, head = jax.ShapeDtypeStruct((rows, size), dtype), jax.ShapeDtypeStruct(shape, dtype)

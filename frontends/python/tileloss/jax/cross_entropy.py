@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,32 +13,19 @@ from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
 def cross_entropy(
-    logits: Array,
-    labels: Array,
-    weight: Array | None = None,
-    *,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
-    # generated: arguments of cross_entropy
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
+    logits: Array, labels: Array, weight: Array | None = None, *, grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
+    # generated: signature of cross_entropy
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
     # end of generated
-) -> Array:
+) -> Array:  # fmt: skip
     """Cross-entropy of logits and labels over the flattened leading dimensions.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
@@ -88,37 +75,28 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _cross_entropy(locals())
+    return _cross_entropy(
+        Logits(logits), labels, class_weights=weight, grad_in_forward=grad_in_forward, implementation=implementation,
+        vocab_axis=vocab_axis,
+        # generated: names of cross_entropy
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
 def linear_cross_entropy(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    *,
-    bias: Array | None = None,
-    head_layout: str = "HV",
-    weight: Array | None = None,
-    compute_dtype: DTypeLike | None = None,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
-    # generated: arguments of cross_entropy
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV", weight: Array | None = None,
+    compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
+    # generated: signature of cross_entropy
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
     # end of generated
-) -> Array:
+) -> Array:  # fmt: skip
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
     Args:
@@ -135,26 +113,26 @@ def linear_cross_entropy(
     dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
     label is out of range makes them NaN.
     """
-    return _cross_entropy(locals())
+    return _cross_entropy(
+        LmHead(hidden, head, bias), labels, class_weights=weight, head_layout=head_layout, compute_dtype=compute_dtype,
+        grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of cross_entropy
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
 def logprobs(
-    logits: Array,
-    labels: Array,
-    *,
-    outputs: Iterable[str] = ("logp",),
-    implementation: str | Iterable[str] | None = None,
+    logits: Array, labels: Array, *, outputs: Iterable[str] = ("logp",), implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: arguments of logprobs
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
+    # generated: signature of logprobs
+    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
+    valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
-) -> RowOutputs:
+) -> RowOutputs:  # fmt: skip
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
     Args:
@@ -175,50 +153,49 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
-    return RowOutputs(**apply("logprobs", locals()))
+    return RowOutputs(**apply(
+        "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of logprobs
+        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index,
+        # end of generated
+    ))  # fmt: skip
 
 
 @explains_names
 def linear_logprobs(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    *,
-    bias: Array | None = None,
-    head_layout: str = "HV",
-    outputs: Iterable[str] = ("logp",),
-    compute_dtype: DTypeLike | None = None,
-    implementation: str | Iterable[str] | None = None,
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV",
+    outputs: Iterable[str] = ("logp",), compute_dtype: DTypeLike | None = None, implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: arguments of logprobs
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
+    # generated: signature of logprobs
+    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
+    valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
-) -> RowOutputs:
+) -> RowOutputs:  # fmt: skip
     """`logprobs` of the logits hidden @ head + bias, which are never held.
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    return RowOutputs(**apply("logprobs", locals()))
+    return RowOutputs(**apply(
+        "logprobs", LmHead(hidden, head, bias), labels=labels, head_layout=head_layout, outputs=outputs,
+        compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of logprobs
+        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index,
+        # end of generated
+    ))  # fmt: skip
 
 
-def _cross_entropy(arguments: Mapping[str, Any]) -> Array:
+def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
-    labels = arguments["labels"]
-    if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        loss: Array = apply("cross_entropy", arguments)["loss"]
-        return loss
-    for name, needed in (("vocab_axis", None), ("z_loss", 0)):
-        if arguments[name] != needed:
-            raise ValueError(
-                f"{name}: expected {needed} with class probabilities, got {arguments[name]!r}"
-            )
-    loss = apply("soft_cross_entropy", {**arguments, "target_probs": labels, "labels": None})[
-        "loss"
-    ]
-    return loss
+    loss, target = "cross_entropy", {"labels": labels}
+    if labels is not None and jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
+        for name, needed in (("vocab_axis", None), ("z_loss", 0)):
+            if given[name] != needed:
+                raise ValueError(
+                    f"{name}: expected {needed} with class probabilities, got {given[name]!r}"
+                )
+        loss, target = "soft_cross_entropy", {"labels": None, "target_probs": labels}
+    found: Array = apply(loss, operand, **target, **given)["loss"]
+    return found

@@ -25,8 +25,7 @@ from tileloss.jax._sweeps.operands import (
     output_dtype,
 )
 from tileloss.jax._sweeps.transform import LogitTransform
-from tileloss.jax._sweeps.xla import over_tiles, stored, tile
-from tileloss.jax._sweeps.xla_head import as_seen, logits_of, product
+from tileloss.jax._sweeps.xla import as_seen, logits_of, over_tiles, product, stored, tile
 
 ROWS = 128  # of a step
 Outputs = dict[str, Array]
