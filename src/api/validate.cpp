@@ -190,7 +190,7 @@ Status resolve_matrices(Problem& p) {
 // A shard whose target is not labels.
 Status resolve_shard_of_pair(Problem& p) {
   const tileloss_args& a = p.args;
-  p.needs_forward = p.pass != TILELOSS_FROM_ROW_STATE;
+  p.gives_sums = p.pass == TILELOSS_FORWARD;
   p.needs_backward = p.pass == TILELOSS_BACKWARD;
   if (p.pass == TILELOSS_VALUE_AND_GRAD)
     return expected("pass", "forward, from_row_state or backward, with a pair_state", "value_and_grad");

@@ -26,7 +26,13 @@ struct PlanFact {
 };
 
 // What a sweep does with every row, in this order. Bits.
-enum Stages : std::uint32_t { kForward = 1, kRowStage = 2, kBackward = 4 };
+enum Stages : std::uint32_t {
+  kForward = 1,    // its state; of a target that is not labels its statistics and sums, too
+  kPairState = 2,  // in place of that: what args.pair_state tells of it
+  kGiveSums = 4,   // the sums of these columns, to there
+  kRowStage = 8,
+  kBackward = 16,
+};
 
 // A call on its device. The driver asks for one part after the other; a device may only queue them. What has to be kept from one
 // part to the next (targets, row states, coefficients) is the call's own.
@@ -43,7 +49,7 @@ class Call {
   // The row stage's steps (losses/steps.h).
   virtual void prepare() = 0;
   virtual void couple() = 0;
-  // Over all rows. Without kForward row states are those of an earlier sweep, or args.row_state's.
+  // Over all rows. Without kForward and kPairState row states are those of an earlier sweep, or args.row_state's.
   virtual Status sweep(std::uint32_t stages) = 0;
   // Whether the forward has to be a sweep of its own, also where no row waits for another.
   virtual bool keeps_states() const = 0;

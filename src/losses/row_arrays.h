@@ -5,7 +5,7 @@
 #include <tileloss/tileloss.h>
 
 #include "core/row_state.h"
-#include "core/row_stats.h"
+#include "core/target.h"
 
 namespace tileloss::impl {
 
@@ -39,6 +39,26 @@ struct RowStates {
 
   TILELOSS_HOST_DEVICE RowState operator[](std::int64_t i) const { return kept != nullptr ? kept[i] : load_row(saved, i); }
   TILELOSS_HOST_DEVICE RowStats stats(std::int64_t i) const { return make_row_stats((*this)[i]); }
+};
+
+// What is known of the rows of all shards together, whose target is not labels.
+struct PairStates {
+  tileloss_row_state own, teacher, label;  // the last two without arrays: none
+  tileloss_pair_state sums;
+
+  // Without `has_sums`: these are to be found.
+  TILELOSS_HOST_DEVICE TargetStats stats(std::int64_t i, bool has_sums) const {
+    TargetStats stats(make_row_stats(load_row(own, i)));
+    if (teacher.max != nullptr) stats.teacher = make_row_stats(load_row(teacher, i));
+    if (label.max != nullptr) stats.label = make_row_stats(load_row(label, i));
+    if (has_sums) stats.sums = {sums.divergence[i], sums.mean[i]};
+    return stats;
+  }
+  // A shard's share of the sums, to where the caller keeps it.
+  TILELOSS_HOST_DEVICE void give(std::int64_t i, const TargetSums& share) const {
+    sums.divergence[i] = share.divergence;
+    sums.mean[i] = share.mean;
+  }
 };
 
 }  // namespace tileloss::impl

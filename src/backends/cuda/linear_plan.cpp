@@ -117,8 +117,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
       needs_target_sweep ? kRowBlockOfTarget : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
   const std::int64_t row_block = wishes.cuda.row_block > 0 ? wishes.cuda.row_block : usual_rows;
   const std::int64_t most_rows = std::min(rows, row_block);
-  const bool may_keep =
-      p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
+  const bool may_keep = p.needs_forward && p.needs_backward && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
   const std::int64_t kept_bytes = may_keep && can_keep_words(p) ? 2 : 4;
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {

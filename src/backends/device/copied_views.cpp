@@ -41,7 +41,7 @@ class CopiedCall final : public Call {
       : p_(problem), device_(device), memory_(*device.memory()), used_(p_.args.labels, p_.logit.ignore_index, p_.args.mask) {
     p_.device_type = device.device_type();
     p_.device_index = device_index;
-    if (p_.has_row_state) move(p_.row_state, p_.needs_forward && !p_.has_pair_state);
+    if (p_.has_row_state) move(p_.row_state, p_.needs_forward);
     if (p_.merges_shards()) merged_ = back_;
     for (const TensorSlot& slot : tensor_slots()) {
       if (slot.vector != nullptr) move(slot, p_.args.*slot.vector);
@@ -49,7 +49,7 @@ class CopiedCall final : public Call {
     }
     if (p_.has_pair_state) {
       for (tileloss_row_state* s : {&p_.teacher_state, &p_.label_state}) move(*s, false);
-      for (double** sums : {&p_.pair_state.divergence, &p_.pair_state.mean}) move(*sums, p_.rows, p_.pass == TILELOSS_FORWARD);
+      for (double** sums : {&p_.pair_state.divergence, &p_.pair_state.mean}) move(*sums, p_.rows, p_.gives_sums);
     }
     for (const tileloss_field& field : p_.loss->fields) {
       if (field.type != TILELOSS_FIELD_SCALAR) continue;

@@ -114,7 +114,7 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.width = p.args.hidden.cols;
   s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
   s.compute = compute_of(p);
-  s.forward = p.needs_forward && p.total_columns > 0;
+  s.forward = (p.needs_forward || p.loss->needs_target_sweep()) && p.total_columns > 0;
   s.dhidden = p.needs_backward && present(p.args.dhidden);
   s.dhead = p.needs_backward && present(p.args.dhead);
   s.dbias = p.needs_backward && present(p.args.dbias);

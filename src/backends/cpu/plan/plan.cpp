@@ -42,8 +42,8 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->needs_target_sweep() ? 3 : 1);
   const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
-  const double passes =
-      (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
+  const double passes = (p.needs_forward || p.gives_sums ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) +
+                        (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
   const double memory = elements * width * passes / kBytesPerSecond;
   const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.cpu.threads);
   return 1e3 * std::max(memory, exps);
