@@ -66,17 +66,19 @@ def row_stats(state: RowState) -> RowStats:
 
 
 class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1).
+    With temperature_on "logprob" logp is divided by T."""
 
-    # float32: log softmax at the label; with temperature_on = logprob divided by T
-    logp: Array | None = None
+    # generated: rows of logprobs
+    logp: Array | None = None  # float32: log softmax at the label
     lse: Array | None = None  # float32: log sum_j exp(z_j)
-    entropy: Array | None = None  # float32, nats
-    argmax: Array | None = None  # int32: lowest index on ties, -1 if the row holds a NaN
+    entropy: Array | None = None  # float32: nats
+    argmax: Array | None = None  # int32: lowest index on ties; -1 if the row holds a NaN
     correct: Array | None = None  # bool: argmax == label
     log_sum_sq_probs: Array | None = None  # float32: log sum_j p_j^2
-    # float32: mean of z over the valid columns; not with class weights
+    # float32: mean of z over the valid columns; not together with class_weights
     mean_logit: Array | None = None
+    # end of generated
 
 
 def row_outputs(
