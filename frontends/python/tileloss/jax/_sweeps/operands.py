@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.slots import SLOTS
+from tileloss._core.structs import UINT8
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
@@ -116,7 +118,7 @@ class BackwardRows(NamedTuple):
 
 def output_dtype(name: str) -> DTypeLike:
     """Of a row output where the target is not labels."""
-    return jnp.bool_ if name == "agreement" else jnp.float32
+    return jnp.bool_ if UINT8 in SLOTS[name].dtypes else jnp.float32
 
 
 class Swept(NamedTuple):
