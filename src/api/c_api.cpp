@@ -10,6 +10,7 @@
 #include "api/describe.h"
 #include "api/validate.h"
 #include "backends/driver.h"
+#include "core/enumerators.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::api {
@@ -174,7 +175,7 @@ extern "C" {
 const char* tileloss_last_error(void) { return last_error(); }
 
 const char* tileloss_status_name(tileloss_status status) {
-  switch (status) {
+  switch (as_enum<TILELOSS_OK>(status)) {
     case TILELOSS_OK: return "ok";
     case TILELOSS_INVALID_ARGUMENT: return "invalid_argument";
     case TILELOSS_LABEL_OUT_OF_RANGE: return "label_out_of_range";
@@ -183,8 +184,8 @@ const char* tileloss_status_name(tileloss_status status) {
     case TILELOSS_UNSUPPORTED: return "unsupported";
     case TILELOSS_PLAN_MISMATCH: return "plan_mismatch";
     case TILELOSS_INTERNAL: return "internal";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 const char* tileloss_version(void) { return TILELOSS_VERSION_STRING; }

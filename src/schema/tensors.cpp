@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "core/enumerators.h"
+
 namespace tileloss::impl {
 namespace {
 
@@ -127,17 +129,20 @@ std::vector<tileloss_tensor> tensors_of(std::uint32_t groups) {
 }
 
 std::int64_t element_bytes(tileloss_dtype t) {
-  switch (t) {
+  switch (as_enum<TILELOSS_NONE>(t)) {
     case TILELOSS_INT64: return 8;
     case TILELOSS_FLOAT32:
     case TILELOSS_INT32: return 4;
     case TILELOSS_UINT8: return 1;
-    default: return 2;
+    case TILELOSS_NONE:
+    case TILELOSS_BFLOAT16:
+    case TILELOSS_FLOAT16: break;
   }
+  return 2;
 }
 
 const char* dtype_name(tileloss_dtype t) {
-  switch (t) {
+  switch (as_enum<TILELOSS_NONE>(t)) {
     case TILELOSS_NONE: return "none";
     case TILELOSS_FLOAT32: return "float32";
     case TILELOSS_BFLOAT16: return "bfloat16";
@@ -145,8 +150,8 @@ const char* dtype_name(tileloss_dtype t) {
     case TILELOSS_INT32: return "int32";
     case TILELOSS_INT64: return "int64";
     case TILELOSS_UINT8: return "uint8";
-    default: return "an unknown dtype";
   }
+  return "an unknown dtype";
 }
 
 std::span<const StateArray> state_arrays() { return kStateArrays; }

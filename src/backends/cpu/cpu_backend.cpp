@@ -7,6 +7,7 @@
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/host/gradient.h"
 #include "backends/host/row_state.h"
+#include "core/enumerators.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -88,13 +89,13 @@ int32_t tileloss_isa_supported(tileloss_isa isa) { return cpu::isa_supported(isa
 int32_t tileloss_default_threads(void) { return cpu::default_threads(); }
 
 const char* tileloss_schedule_name(tileloss_schedule schedule) {
-  switch (schedule) {
+  switch (as_enum<TILELOSS_SCHEDULE_AUTO>(schedule)) {
     case TILELOSS_SCHEDULE_AUTO: return "auto";
     case TILELOSS_SCHEDULE_STASH: return "stash";
     case TILELOSS_SCHEDULE_RECOMPUTE: return "recompute";
     case TILELOSS_SCHEDULE_SWEEPS: return "sweeps";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 }  // extern "C"

@@ -271,8 +271,9 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
     case Wrong::kEntry:
     case Wrong::kEntryTwice: return bad_entry(r.entry, r.classes, r.what == Wrong::kEntryTwice);
     case Wrong::kOffset: return check_offset(r.index, r.count, r.offset, r.before, r.rows);
-    default: return {};
+    case Wrong::kNothing: break;
   }
+  return {};
 }
 
 }  // namespace
