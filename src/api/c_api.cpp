@@ -29,9 +29,9 @@ Status check_executor(const tileloss_executor* given, tileloss_executor* whole) 
 // The head of a plan here, the rest by the backend.
 Status make_plan(const Problem& problem, const tileloss_plan_options* given, const tileloss_executor* executor,
                  tileloss_plan* out) {
-  tileloss_plan_options wishes{};
-  if (Status s = take_struct("plan_options", given, &wishes); !s.ok()) return s;
-  if (wishes.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", std::to_string(wishes.workspace_bytes));
+  tileloss_plan_options hints{};
+  if (Status s = take_struct("plan_options", given, &hints); !s.ok()) return s;
+  if (hints.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", std::to_string(hints.workspace_bytes));
   tileloss_executor own_executor{};
   if (Status s = check_executor(executor, &own_executor); !s.ok()) return s;
   tileloss_plan plan{};
@@ -42,7 +42,7 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
   plan.device_index = problem.device_index;
   plan.fingerprint = fingerprint(problem);
   const Backend& backend = *find_backend(problem.device_type);
-  if (Status s = backend.plan(problem, wishes, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;
+  if (Status s = backend.plan(problem, hints, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;
   fill_struct(plan, out);
   return {};
 }

@@ -85,9 +85,9 @@ class Backend {
   virtual std::int32_t device_count() const { return 1; }
 
   // Fills in workspace_bytes, predicted_ms, the buffers and the backend's own part of a zeroed plan; touches no data. The
-  // function, the pass, the device and the fingerprint are there. `wishes` is complete, and of its
+  // function, the pass, the device and the fingerprint are there. `hints` is complete, and of its
   // parts one alone is this backend's; executor may be null.
-  virtual Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  virtual Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
                       tileloss_plan* plan) const = 0;
   // Whether its own part of a plan that was stored, or written by hand, can be run on this machine.
   virtual Status check_plan(const tileloss_plan& plan) const = 0;

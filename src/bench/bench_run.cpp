@@ -62,7 +62,7 @@ Function make_function(const BenchSettings& settings) {
 }
 
 void check(const BenchSettings& settings, const Function& function) {
-  settings.device.check_wishes(settings.kernel, function.is_linear());
+  settings.device.check_hints(settings.kernel, function.is_linear());
   const auto refuse = [](const std::string& message) { throw ToolError(kExitUsage, message); };
   if (function.is_linear()) {
     if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
@@ -209,7 +209,7 @@ void Bench::make_policy_inputs() {
   }
   tileloss_args args = make_args(TILELOSS_FORWARD);
   args.logp = vector_of(logp_);
-  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, hints(TILELOSS_FORWARD)));
   int64_t stream = 0;
   for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
     Random random(settings_.seed, Stream::kPolicyLogp, stream++);
@@ -253,7 +253,7 @@ void Bench::set_row_state(tileloss_args& args) {
 void Bench::save_row_state() {
   tileloss_args args = make_args(TILELOSS_FORWARD);
   set_row_state(args);
-  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, hints(TILELOSS_FORWARD)));
 }
 
 void Bench::check_pass(tileloss_pass pass, bool reference) const {
@@ -267,10 +267,10 @@ void Bench::check_pass(tileloss_pass pass, bool reference) const {
 }
 
 // The stash and recompute schedules exist for value_and_grad only.
-KernelWishes Bench::wishes(tileloss_pass pass) const {
-  KernelWishes wishes = settings_.kernel;
-  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
-  return wishes;
+KernelHints Bench::hints(tileloss_pass pass) const {
+  KernelHints hints = settings_.kernel;
+  if (pass != TILELOSS_VALUE_AND_GRAD) hints.schedule = "auto";
+  return hints;
 }
 
 Timing Bench::new_timing(tileloss_pass pass, int iterations) const {
@@ -311,7 +311,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   if (pass == TILELOSS_BACKWARD && function_.has_row_state()) save_row_state();
   if (!settings_.device.is_cpu()) return time_on_device(pass);
   const tileloss_args args = make_args(pass);
-  const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
+  const tileloss_plan plan = make_plan(function_, pass, args, hints(pass));
   const int64_t mem_before = resident_bytes() - resident_file_bytes();
   HugeBuffer workspace(plan.workspace_bytes, "workspace");
   if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
@@ -334,7 +334,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
 // others gradients, at which they have as much to do.
 Timing Bench::time_on_device(tileloss_pass pass) {
   DeviceRuns runs(settings_.device, make_args(pass), pass);
-  const tileloss_plan plan = make_plan(function_, pass, runs.first().args(), wishes(pass));
+  const tileloss_plan plan = make_plan(function_, pass, runs.first().args(), hints(pass));
   const tileloss_run run = runs.first().make_run(plan);
   Timing timing = new_timing(pass, settings_.iterations);
   timing.mem_after_alloc = resident_bytes();
@@ -397,7 +397,7 @@ Timing Bench::time_reference(tileloss_pass pass) {
 
 Roofs Bench::measure_roofs() {
   if (!settings_.device.is_cpu()) return matrices_->measure_roofs(settings_.device);
-  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).cpu.isa;
+  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), hints(TILELOSS_FORWARD)).cpu.isa;
   return matrices_->measure_roofs(roofs_, isa);
 }
 

@@ -31,7 +31,7 @@ struct BenchSettings {
   int warmup = 3;
   uint64_t seed = 0;
   HeadSettings head;  // of the functions linear_*
-  KernelWishes kernel;
+  KernelHints kernel;
   Device device{"cpu"};
   std::string preset;                // "": none
   std::vector<std::string> options;  // "label_smoothing=0.1"
@@ -111,7 +111,7 @@ class Bench {
   tileloss_args make_args(tileloss_pass pass);
   void set_row_state(tileloss_args& args);
   void save_row_state();
-  KernelWishes wishes(tileloss_pass pass) const;
+  KernelHints hints(tileloss_pass pass) const;
   Timing time(const std::function<void()>& run, const std::function<void()>& restore, tileloss_pass pass, int iterations);
   Timing new_timing(tileloss_pass pass, int iterations) const;
   Timing time_on_device(tileloss_pass pass);

@@ -336,7 +336,7 @@ TEST_F(CppFace, APlanFitsOnlyWhatWasPlanned) {
             StatusCode::kPlanMismatch);
 }
 
-TEST_F(CppFace, PlannersWishesAreKept) {
+TEST_F(CppFace, PlannersHintsAreKept) {
   const auto [status, plan] = tileloss::plan(Pass::kValueAndGrad, cross_entropy_args(), {},
                                              {.cpu = {.isa = Isa::kBaseline, .schedule = Schedule::kSweeps}});
   ASSERT_TRUE(succeeds(status));

@@ -22,9 +22,9 @@ class CpuBackend final : public Backend {
   tileloss_device_type device_type() const override { return TILELOSS_CPU; }
   const char* name() const override { return "cpu"; }
 
-  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
               tileloss_plan* plan) const override {
-    return make_plan(problem, wishes, executor, plan);
+    return make_plan(problem, hints, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return cpu::check_plan(plan); }
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,

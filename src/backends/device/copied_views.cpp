@@ -65,12 +65,12 @@ class CopiedCall final : public Call {
     for (const auto& [host, piece] : pieces_) memory_.release(p_.device_index, piece.data);
   }
 
-  // `plan`: the device's own; null: it makes one, with these wishes.
-  Status begin(const tileloss_plan* plan, const tileloss_plan_options& wishes) {
+  // `plan`: the device's own; null: it makes one, with these hints.
+  Status begin(const tileloss_plan* plan, const tileloss_plan_options& hints) {
     if (!status_.ok()) return status_;
     tileloss_plan own{};
     if (plan == nullptr) {
-      if (Status s = device_.plan(p_, wishes, nullptr, &own); !s.ok()) return s;
+      if (Status s = device_.plan(p_, hints, nullptr, &own); !s.ok()) return s;
     }
     return device_.begin(p_, plan == nullptr ? own : *plan, {}, &inner_);
   }
@@ -201,24 +201,24 @@ class CopiedCall final : public Call {
 class CopiedViews final : public Backend {
  public:
   CopiedViews(const Backend& device, std::int32_t device_index, const Backend& planner,
-              tileloss_plan_options (*wishes)(const Problem&))
-      : device_(device), device_index_(device_index), planner_(planner), wishes_(wishes) {}
+              tileloss_plan_options (*hints)(const Problem&))
+      : device_(device), device_index_(device_index), planner_(planner), hints_(hints) {}
 
   tileloss_device_type device_type() const override { return TILELOSS_CPU; }
   const char* name() const override { return planner_.name(); }
-  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
               tileloss_plan* plan) const override {
     Problem there = problem;
     there.device_type = planner_.device_type();
     there.device_index = is_own() ? device_index_ : 0;
-    return planner_.plan(there, wishes, executor, plan);
+    return planner_.plan(there, hints, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return planner_.check_plan(plan); }
   // The workspace is the device's: what the caller gives is the host's.
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& /*run*/,
                std::unique_ptr<Call>* call) const override {
     auto copied = std::make_unique<CopiedCall>(problem, device_, device_index_);
-    if (Status s = copied->begin(is_own() ? &plan : nullptr, wishes_ == nullptr ? tileloss_plan_options{} : wishes_(problem));
+    if (Status s = copied->begin(is_own() ? &plan : nullptr, hints_ == nullptr ? tileloss_plan_options{} : hints_(problem));
         !s.ok())
       return s;
     *call = std::move(copied);
@@ -237,15 +237,15 @@ class CopiedViews final : public Backend {
   const Backend& device_;
   const std::int32_t device_index_;
   const Backend& planner_;
-  tileloss_plan_options (*const wishes_)(const Problem&);
+  tileloss_plan_options (*const hints_)(const Problem&);
   const Backend& cpu_ = *find_backend(TILELOSS_CPU);  // who had the place before
 };
 
 }  // namespace
 
 void take_the_cpus_place(const Backend& device, std::int32_t device_index, const Backend& planner,
-                         tileloss_plan_options (*wishes)(const Problem&)) {
-  static const CopiedViews backend(device, device_index, planner, wishes);
+                         tileloss_plan_options (*hints)(const Problem&)) {
+  static const CopiedViews backend(device, device_index, planner, hints);
   add_backend(&backend);
 }
 

@@ -104,7 +104,7 @@ class ToyDevice {
 
 }  // namespace
 
-Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
+Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*hints*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);

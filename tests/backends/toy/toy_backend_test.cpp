@@ -254,12 +254,12 @@ TEST_F(OnTheDevice, AColumnThatATeacherDoesNotHaveIsReported) {
 }
 
 TEST_F(OnTheDevice, ThePlanTellsOfItAndFitsNoOther) {
-  const tileloss_plan_options wishes = plan_options();
+  const tileloss_plan_options hints = plan_options();
   tileloss_plan plan, on_cpu;
   tileloss_plan_init(&plan);
   tileloss_plan_init(&on_cpu);
   LogitsCase c({.rows = 3, .vocab = 5});
-  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan)));
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &hints, nullptr, &plan)));
   EXPECT_EQ(plan.device_type, kToyDevice);
   char text[400];
   ASSERT_EQ(tileloss_plan_describe(&plan, TILELOSS_JSON, text, sizeof text, nullptr), TILELOSS_OK) << tileloss_last_error();

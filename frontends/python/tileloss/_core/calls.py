@@ -155,9 +155,9 @@ def call(
     ``renamed``: what errors are to call the ABI's arguments. ``merge``: tileloss_run's; what it raises is raised here."""
     plan = Plan(_PLAN_BYTES)
     args_pointer, plan_pointer = byref(args), byref(plan)
-    wishes = byref(_plan_options(threads, workspace_bytes))
+    hints = byref(_plan_options(threads, workspace_bytes))
     status = lib.tileloss_make_plan(
-        function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
+        function.encoded, call_pass, args_pointer, options, hints, None, plan_pointer
     )
     if status:
         raise_on_error(status, renamed)
