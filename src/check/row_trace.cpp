@@ -272,7 +272,7 @@ class Tracer {
 void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
   std::optional<LinearOracleCase> linear;
   if (inputs.linear) {
-    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, reference::LinearGradients::Wanted{.dhidden = true});
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, reference::LinearGradients::NeedsGrad{.dhidden = true});
   }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();

@@ -12,7 +12,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from tileloss.jax._devices import on_auto_axes
-from tileloss.jax._differentiated import Wanted, primals, with_results_checked
+from tileloss.jax._differentiated import NeedsGrad, primals, with_results_checked
 from tileloss.jax._prepare import Call, Inputs, has_gradient_in_forward, prepare
 from tileloss.jax._rows.coefficients import target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
@@ -51,15 +51,15 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
         return _stage(_forward(x, o, call), o, call)[0]
 
     def forward(x: Operand, o: Inputs) -> tuple[Results, Any]:
-        wanted, x, o = primals(x, o)
-        if not any(wanted):
+        needs_grad, x, o = primals(x, o)
+        if not any(needs_grad):
             return run(x, o), None
         if grad_in_forward:
             return call.choice.run_whole(
-                partial(_by_sweeps, call, wanted), partial(_in_one_pass, call, wanted), x, o
+                partial(_by_sweeps, call, needs_grad), partial(_in_one_pass, call, needs_grad), x, o
             )
         state = _forward(x, o, call)
-        return _stage(state, o, call)[0], (x, o, state, wanted)
+        return _stage(state, o, call)[0], (x, o, state, needs_grad)
 
     def backward(saved: Any, gradients: Results) -> tuple[Operand | None, None]:
         given = {n: g for n, g in gradients.items() if n in call.differentiable}
@@ -71,9 +71,9 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
             given = {n: call.shards.upstream(of, g) for n, g in given.items()}
         if grad_in_forward:  # what is saved is the gradient for an upstream of 1
             return jax.tree.map(lambda g: (g * given["loss"]).astype(g.dtype), saved), None
-        x, o, state, wanted = saved
+        x, o, state, needs_grad = saved
         upstream = {f"{name}_grad": g for name, g in given.items()}
-        return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], wanted), None
+        return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], needs_grad), None
 
     run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
     by_rows = {name: name != "metrics" for name in call.outputs}
@@ -88,16 +88,16 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
     return found
 
 
-def _by_sweeps(call: Call, wanted: Wanted, x: Operand, o: Inputs) -> tuple[Results, Operand]:
+def _by_sweeps(call: Call, needs_grad: NeedsGrad, x: Operand, o: Inputs) -> tuple[Results, Operand]:
     state = _forward(x, o, call)
     results, coefficients = _stage(state, o, call)
-    return results, _backward(x, o, call, state, coefficients, wanted)
+    return results, _backward(x, o, call, state, coefficients, needs_grad)
 
 
 def _in_one_pass(
-    call: Call, wanted: Wanted, value_and_grad: Any, x: Operand, o: Inputs
+    call: Call, needs_grad: NeedsGrad, value_and_grad: Any, x: Operand, o: Inputs
 ) -> tuple[Results, Operand]:
-    options, spec = call.options_of(o), call.spec._replace(wanted=tuple(wanted))
+    options, spec = call.options_of(o), call.spec._replace(needs_grad=tuple(needs_grad))
     if call.is_of_labels:
         found: tuple[Results, Operand] = value_and_grad(
             options,
@@ -178,7 +178,7 @@ def _weighted_rows(o: Inputs, call: Call) -> WeightedRows:
 
 
 def _backward(
-    x: Operand, o: Inputs, call: Call, state: Any, coefficients: Any, wanted: Wanted
+    x: Operand, o: Inputs, call: Call, state: Any, coefficients: Any, needs_grad: NeedsGrad
 ) -> Operand:
     """``state``, ``coefficients``: as `_forward` and `_stage` gave them."""
     options, weights = call.options_of(o), o.target.get("class_weights")
@@ -193,7 +193,7 @@ def _backward(
         # The gradient, which may lie over the logits, has to wait for the forward. Rows where that is NaN are NaN anyway.
         first = state.outputs[call.spec.outputs[0]]
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
-    spec = call.spec._replace(wanted=tuple(wanted))
+    spec = call.spec._replace(needs_grad=tuple(needs_grad))
     gradient: Operand = call.run(
         "backward", x, _target(o, call), rows, make_transform(options), spec
     )

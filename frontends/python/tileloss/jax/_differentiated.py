@@ -17,7 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @jax.tree_util.register_static
-class Wanted(tuple[bool, ...]):
+class NeedsGrad(tuple[bool, ...]):
     """Which of the operand's arrays are differentiated."""
 
 
@@ -29,13 +29,13 @@ def _is_primal(leaf: Any) -> bool:
 SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
 
 
-def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
+def primals(x: Any, o: _Inputs) -> tuple[NeedsGrad, Operand, _Inputs]:
     """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values.
 
     Raises:
         ValueError: one that has no gradient is to be differentiated: its gradient would be 0 in silence.
     """
-    wanted = Wanted(leaf is not None and leaf.perturbed for leaf in x)
+    needs_grad = NeedsGrad(leaf is not None and leaf.perturbed for leaf in x)
     for path, leaf in jax.tree_util.tree_leaves_with_path(o, is_leaf=_is_primal):
         name = getattr(path[-1], "key", "")
         is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
@@ -47,7 +47,7 @@ def primals(x: Any, o: _Inputs) -> tuple[Wanted, Operand, _Inputs]:
                 "that is to be differentiated"
             )
     x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=_is_primal)
-    return wanted, x, o
+    return needs_grad, x, o
 
 
 def with_results_checked(function: _Function) -> _Function:

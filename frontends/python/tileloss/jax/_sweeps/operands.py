@@ -98,7 +98,7 @@ class Spec(NamedTuple):
     # Of an LmHead: what the products see, bfloat16 or float32.
     compute_dtype: DTypeLike | None = None
     dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
-    wanted: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
+    needs_grad: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
     has_uniform: bool = True

@@ -42,7 +42,7 @@ def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Sp
 def backward(
     operand: LmHead, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> LmHead:
-    """dhidden, dhead and dbias, those that ``spec.wanted`` names; each in its tensor's dtype."""
+    """dhidden, dhead and dbias, those that ``spec.needs_grad`` names; each in its tensor's dtype."""
     hidden, head, bias = operand
     assert hidden is not None and head is not None
     layout, used = spec.head_layout.lower(), rows.used[:, None]
@@ -66,7 +66,7 @@ def backward(
             dbias = stored(dbias, jnp.sum(dx, axis=0), start, axis=0)
         return LmHead(dhidden, dhead, dbias)
 
-    of_hidden, of_head, of_bias = spec.wanted
+    of_hidden, of_head, of_bias = spec.needs_grad
     sums = LmHead(
         jnp.zeros(hidden.shape, jnp.float32) if of_hidden else None,
         jnp.zeros(head.shape, head.dtype) if of_head else None,

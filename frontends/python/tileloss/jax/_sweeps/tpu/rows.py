@@ -149,9 +149,9 @@ def gradient_rows(
 def state_shape(rows: int, sums: Sums) -> RowState:
     """[N, LANES] each of those asked for."""
     whole = shaped((rows, LANES), jnp.float32)
-    wanted = {name: whole for name in _FLOAT32_ARRAYS if getattr(sums, name)}
+    more = {name: whole for name in _FLOAT32_ARRAYS if getattr(sums, name)}
     argmax = shaped((rows, LANES), jnp.int32) if sums.argmax else None
-    return RowState(whole, whole, whole, argmax=argmax, **wanted)
+    return RowState(whole, whole, whole, argmax=argmax, **more)
 
 
 def merged(state: RowState, weights: Array | None, columns: int) -> RowState:

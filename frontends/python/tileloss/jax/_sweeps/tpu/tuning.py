@@ -153,8 +153,8 @@ def _head_runs(
         step = jax.jit(lambda x: head.forward(x, target, _PLAIN, spec, candidate))
         return partial(step, x)
 
-    def backward(wanted: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
-        one, both = spec._replace(wanted=wanted), (candidate, candidate)
+    def backward(needs_grad: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
+        one, both = spec._replace(needs_grad=needs_grad), (candidate, candidate)
         step = jax.jit(lambda x: head.backward(x, target, given, _PLAIN, one, both))
         return partial(step, x)
 
