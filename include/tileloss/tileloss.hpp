@@ -386,7 +386,7 @@ inline Status sparse_distillation_value_and_grad(const SparseDistillationArgs& a
 // The two sweeps alone, for a loss that is computed elsewhere: forward into row_state, with the arrays that are there, and
 // backward from row_state and four coefficients of each row,
 //   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j
-// A label that is no class is one of another shard, and no error: the state's target is -inf then. By name: "sweep".
+// A label that is no class is one of another shard, and no error: the state's label_logit is -inf then. By name: "sweep".
 inline Status forward_sweep(const SweepArgs& args, const SweepOptions& options = {}, const RunOptions& run = {}) noexcept {
   return detail::call("sweep", Pass::kForward, args.c(), options, run);
 }

@@ -94,7 +94,7 @@ class Backend {
   // All three outlive the call. `run.workspace` may be null.
   virtual Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                        std::unique_ptr<Call>* call) const = 0;
-  // The row state's monoid over arrays that lie on the device; max, sum and target are there.
+  // The row state's monoid over arrays that lie on the device; max, sum and label_logit are there.
   virtual Status set_identity(const tileloss_row_state& state) const = 0;
   virtual Status merge(tileloss_row_state* into, const tileloss_row_state& from) const = 0;
   // gradient *= *factor in float32, rounded once; neither read nor written where that is 1. There are rows; `factor` lies on the

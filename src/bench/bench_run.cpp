@@ -192,7 +192,8 @@ Bench::Bench(const BenchSettings& settings)
   if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
   labels_ = make_labels(labels, settings.seed, settings.tokens);
   loss_.resize(function_.per_row_loss() ? rows : 1);
-  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
+  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_label_logit_})
+    values->resize(rows);
   upstream_.assign(1, 1.0F);
   if (function_.is_policy()) {
     state_entropy_.resize(rows);
@@ -245,7 +246,7 @@ void Bench::set_row_state(tileloss_args& args) {
   row_state_.rows = settings_.tokens;
   row_state_.max = state_max_.data();
   row_state_.sum = state_sum_.data();
-  row_state_.target = state_target_.data();
+  row_state_.target = state_label_logit_.data();
   if (!state_entropy_.empty()) row_state_.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
   args.row_state = &row_state_;
 }

@@ -125,7 +125,7 @@ class Bench {
   std::vector<int64_t> labels_;
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
-  std::vector<float> state_max_, state_sum_, state_target_, state_entropy_;
+  std::vector<float> state_max_, state_sum_, state_label_logit_, state_entropy_;
   tileloss_row_state row_state_{};
   std::unique_ptr<UnfusedBaseline> baseline_;
 };

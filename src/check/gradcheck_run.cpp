@@ -17,7 +17,7 @@ constexpr float kUnset = std::numeric_limits<float>::quiet_NaN();
 
 // The forward's row state lies in the results.
 tileloss_row_state make_state(int64_t rows, bool entropy, KernelResults& results) {
-  for (std::vector<float>* array : {&results.state_max, &results.state_sum, &results.state_target}) {
+  for (std::vector<float>* array : {&results.state_max, &results.state_sum, &results.state_label_logit}) {
     array->assign(static_cast<size_t>(rows), kUnset);
   }
   if (entropy) results.state_entropy_sum = results.state_max;
@@ -26,7 +26,7 @@ tileloss_row_state make_state(int64_t rows, bool entropy, KernelResults& results
   state.rows = rows;
   state.max = results.state_max.data();
   state.sum = results.state_sum.data();
-  state.target = results.state_target.data();
+  state.label_logit = results.state_label_logit.data();
   if (entropy) state.entropy_sum = results.state_entropy_sum.data();
   return state;
 }

@@ -189,7 +189,7 @@ class Tracer {
     };
     add("state/max", results_.state_max, softmax.max(), expected.magnitudes[kLse]);
     add("state/sum", results_.state_sum, others, others * of_exp + flushed);
-    add("state/target", results_.state_target, z, expected.magnitudes[kLse]);
+    add("state/label_logit", results_.state_label_logit, z, expected.magnitudes[kLse]);
     add("state/entropy_sum", results_.state_entropy_sum, entropy_sum,
         (std::fabs(entropy_sum) + others) * (of_exp + 1) + 104 * flushed);
   }
@@ -236,7 +236,7 @@ class Tracer {
     }
     if (results_.state_sum.empty()) return;
     const double sum = *value_at(results_.state_sum, row_);
-    const double target = std::exp(*value_at(results_.state_target, row_) - *value_at(results_.state_max, row_));
+    const double target = std::exp(*value_at(results_.state_label_logit, row_) - *value_at(results_.state_max, row_));
     show("one_minus_p", sum / (sum + target), softmax.one_minus_p_label());
   }
 

@@ -12,19 +12,19 @@ namespace tileloss::impl {
 TILELOSS_HOST_DEVICE inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState& r) {
   if (s.max != nullptr) s.max[i] = r.max;
   if (s.sum != nullptr) s.sum[i] = r.sum;
-  if (s.target != nullptr) s.target[i] = r.target;
+  if (s.label_logit != nullptr) s.label_logit[i] = r.label_logit;
   if (s.entropy_sum != nullptr) s.entropy_sum[i] = r.entropy_sum;
   if (s.collision_sum != nullptr) s.collision_sum[i] = r.collision_sum;
   if (s.smoothing_sum != nullptr) s.smoothing_sum[i] = r.smoothing_sum;
   if (s.argmax != nullptr) s.argmax[i] = r.argmax;
 }
 
-// max, sum and target must be there.
+// max, sum and label_logit must be there.
 TILELOSS_HOST_DEVICE inline RowState load_row(const tileloss_row_state& s, std::int64_t i) {
   RowState r;
   r.max = s.max[i];
   r.sum = s.sum[i];
-  r.target = s.target[i];
+  r.label_logit = s.label_logit[i];
   if (s.entropy_sum != nullptr) r.entropy_sum = s.entropy_sum[i];
   if (s.collision_sum != nullptr) r.collision_sum = s.collision_sum[i];
   if (s.smoothing_sum != nullptr) r.smoothing_sum = s.smoothing_sum[i];

@@ -172,7 +172,7 @@ class RowStateArrays {
       : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
     state_ = init<tileloss_row_state>();
     state_.rows = rows;
-    float** const arrays[] = {&state_.max,         &state_.sum,           &state_.target,
+    float** const arrays[] = {&state_.max,         &state_.sum,           &state_.label_logit,
                               &state_.entropy_sum, &state_.collision_sum, &state_.smoothing_sum};
     for (std::size_t i = 0; i < std::size(arrays); ++i) *arrays[i] = floats_[i].data();
     state_.argmax = argmax_.data();

@@ -36,7 +36,7 @@ RowStates states_from(RowStates states, std::int64_t begin) {
   };
   move(states.kept);
   tileloss_row_state& s = states.saved;
-  for (float** array : {&s.max, &s.sum, &s.target, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum}) move(*array);
+  for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum}) move(*array);
   move(s.argmax);
   return states;
 }

@@ -580,7 +580,7 @@ TEST_F(OnCuda, AWorkspaceOfItsOwnIsGivenBack) {
   tileloss_row_state_init(&state);
   state.rows = kRows;
   state.device_type = TILELOSS_CUDA;
-  state.max = sums.data(), state.sum = sums.data() + kRows, state.target = sums.data() + 2 * kRows;
+  state.max = sums.data(), state.sum = sums.data() + kRows, state.label_logit = sums.data() + 2 * kRows;
   args_.row_state = &state;
   options_.logit.vocab_total = 2 * kVocab;
   auto run = init<tileloss_run>();

@@ -114,7 +114,7 @@ def backward(
         call = _sweep(operand, target, transform, spec)
         call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
         c, state = rows.coefficients, rows.state
-        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
+        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "label_logit")}
         call.operands |= {"target_coef": c.target, "prob_plus_target_coef": c.prob_plus_target}
         if spec.has_prob_logp:
             call.operands["prob_logp_coef"] = c.prob_logp

@@ -50,7 +50,7 @@ class Target(NamedTuple):
     the columns whose share is computed to more digits and which the loss's cross-entropy is about where it has any."""
 
     # int32 [N]. UNUSED: the row does not count, its logits may hold anything, and so may what is made of them, but its gradient
-    # is 0. ELSEWHERE, where the target is labels: none (of another shard, or wrong), so that the state's target is -inf.
+    # is 0. ELSEWHERE, where the target is labels: none (of another shard, or wrong), so that the state's label_logit is -inf.
     labels: Array
     # By their names in tileloss_args: class_weights, float32 [columns], of the smoothing sum; teacher_logits [N, V] of the
     # student's dtype; teacher_hidden [N, G], teacher_head, which lies as the student's, and perhaps teacher_bias [V];
@@ -83,7 +83,7 @@ class Sums(NamedTuple):
     def arrays(self) -> tuple[str, ...]:
         """The names of the row state's arrays with these among them."""
         asked = (name for name, is_asked in self._asdict().items() if is_asked)
-        return "max", "sum", "target", *asked
+        return "max", "sum", "label_logit", *asked
 
 
 class Spec(NamedTuple):
