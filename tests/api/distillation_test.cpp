@@ -1,4 +1,6 @@
 // Distillation against the oracle: every divergence, all pairs of options, special values, and what is refused.
+// On toy and cuda: Distillation.
+// On cuda: DistillationRows.
 #include <gtest/gtest.h>
 
 #include <cmath>

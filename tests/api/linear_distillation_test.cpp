@@ -1,5 +1,6 @@
 // linear_distillation, two LM heads: where logits wait, the bits of any plan, equal heads, and what is refused. Against the
 // oracle in every combination of options: linear_property_test.cpp.
+// On cuda: LinearDistillationRows.
 #include <gtest/gtest.h>
 
 #include <cstring>

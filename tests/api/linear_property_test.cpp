@@ -1,5 +1,6 @@
 // Random shapes, layouts, options and workspaces of the functions with LM heads, all pairs of them: every case must agree with
 // the oracle in the workspace that was planned.
+// On toy and cuda: RandomLinear.
 #include <gtest/gtest.h>
 
 #include "tests/api/kept_calls.h"

@@ -1,5 +1,6 @@
 // What a row's results may not depend on: the rows beside it, and what else is asked for. On logits of every kind, and in
 // bfloat16 products, where a processor with tiles does softmax and dz of many rows at once.
+// On cuda: LinearRows.
 #include <gtest/gtest.h>
 
 #include <cmath>

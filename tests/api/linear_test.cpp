@@ -1,4 +1,5 @@
 // The functions fused with the LM head, through the C ABI, against the oracle.
+// On cuda: Linear, LinearSizes.
 #include <gtest/gtest.h>
 
 #include <functional>

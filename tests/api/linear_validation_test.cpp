@@ -1,4 +1,5 @@
 // The functions fused with the LM head: what they refuse and how they say so, workspace, and bits.
+// On cuda: LinearDeterminism.
 #include <gtest/gtest.h>
 
 #include <cstring>

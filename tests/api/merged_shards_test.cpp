@@ -1,5 +1,6 @@
 // value_and_grad of shards of a vocabulary, whose states are merged between forward and gradient (tileloss_run.merge). The
 // shards' calls lie inside one another, as a rank's do that has several.
+// On toy and cuda: MergedShards.
 #include <gtest/gtest.h>
 
 #include <deque>

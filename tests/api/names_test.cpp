@@ -1,4 +1,5 @@
 // The functions with types, in C and in C++: each is the generic call with its own name and pass.
+// On toy: TypedNames.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,4 +1,5 @@
 // Random policy losses, all pairs of options: every case must agree with the oracle.
+// On toy and cuda: RandomPolicies.
 #include <gtest/gtest.h>
 
 #include <limits>

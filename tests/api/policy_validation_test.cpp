@@ -1,4 +1,5 @@
 // What policy_loss refuses, and that the message names the argument, what was expected and what was given.
+// On toy and cuda: PolicyValidation.
 #include <gtest/gtest.h>
 
 #include <limits>

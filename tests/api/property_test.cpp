@@ -1,4 +1,5 @@
 // Random options, all pairs of them: every case must agree with the oracle.
+// On toy and cuda: RandomOptions.
 #include <gtest/gtest.h>
 
 #include "tests/api/random_options.h"

@@ -1,5 +1,6 @@
 // A vocabulary in column shards: each gives its row state, the states merge, outputs come from the merged state and each shard's
 // gradient from it, as if one matrix had held all columns.
+// On toy: Shards.
 #include "tests/api/shards.h"
 
 #include <gtest/gtest.h>

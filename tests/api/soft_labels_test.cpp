@@ -1,5 +1,7 @@
 // Class probabilities instead of labels, and teachers of which some columns are known, against the oracle: all pairs of options,
 // special values, the LM head, and what is refused.
+// On toy and cuda: SoftLabels, SureSoftLabels, SparseTeachers.
+// On cuda: WantedArguments, WantedOfAHead.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,6 @@
 // The two sweeps alone: a row state, and the gradient of coefficients that the caller makes of it.
+// On toy and cuda: ShardsOfSweeps.
+// On cuda: LinearSweeps.
 #include <gtest/gtest.h>
 
 #include <cmath>
