@@ -222,8 +222,8 @@ class Call {
       state_.max = array;
     else if (name == "sum")
       state_.sum = array;
-    else if (name == "target")
-      state_.target = array;
+    else if (name == "label_logit")
+      state_.label_logit = array;
     else if (name == "entropy_sum")
       state_.entropy_sum = array;
     else if (name == "collision_sum")

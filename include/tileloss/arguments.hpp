@@ -59,8 +59,8 @@ struct LogprobsArgs {
   Vector<float> mean_logit = {};             // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -108,8 +108,8 @@ struct CrossEntropyArgs {
   Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -164,8 +164,8 @@ struct PolicyLossArgs {
   Vector<float> mean_logit = {};        // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -222,8 +222,8 @@ struct DistillationArgs {
   Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -276,8 +276,8 @@ struct SoftCrossEntropyArgs {
   Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -331,8 +331,8 @@ struct SparseDistillationArgs {
   Vector<float> mean_logit = {};           // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 
@@ -385,8 +385,8 @@ struct SweepArgs {
   Vector<float> mean_logit = {};  // [N] float32; mean of z over the valid columns; not together with class_weights
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   MutableLogitsView dlogits = {};
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
 

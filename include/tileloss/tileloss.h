@@ -125,10 +125,10 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 
 // What a forward sweep learns of each row, and all that a backward needs besides the logits. float32 [rows] arrays, contiguous;
 // a null array is not wanted (output) or not there (input). It is a monoid: states of column shards merge into the state of the
-// whole row. The label's column is left out of `sum`, and a shard that does not hold the label has target = -inf.
+// whole row. The label's column is left out of `sum`, and a shard that does not hold the label has label_logit = -inf.
 //   max            m = max_j z_j, the label's column included
 //   sum            R = sum over j != label of exp(z_j - m)
-//   target         z at the label
+//   label_logit    z at the label
 //   entropy_sum    sum_j (z_j - m) exp(z_j - m)
 //   collision_sum  sum_j exp(2 (z_j - m))
 //   smoothing_sum  sum_j c_j (z_j - m), c = class weights, 1 if there are none
@@ -138,7 +138,7 @@ typedef struct tileloss_row_state {
   int64_t rows;
   float* max;
   float* sum;
-  float* target;
+  float* label_logit;
   float* entropy_sum;
   float* collision_sum;
   float* smoothing_sum;
@@ -176,9 +176,9 @@ TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const
 static inline void tileloss_row_state_init(tileloss_row_state* state) { tileloss_struct_init(state, sizeof *state); }
 static inline void tileloss_pair_state_init(tileloss_pair_state* state) { tileloss_struct_init(state, sizeof *state); }
 // On a device these two run on its default stream, which the caller orders with its own.
-// Fills every array present with the identity: max = target = -inf, sums 0, argmax -1; smoothing_weight = 0.
+// Fills every array present with the identity: max = label_logit = -inf, sums 0, argmax -1; smoothing_weight = 0.
 TILELOSS_API tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state);
-// into = into + from, row by row, for every array present in both. max, sum and target are required. NaN survives.
+// into = into + from, row by row, for every array present in both. max, sum and label_logit are required. NaN survives.
 TILELOSS_API tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tileloss_row_state* from);
 
 // --------------------------------------------------------------------------------------------------------------- options
@@ -503,8 +503,8 @@ typedef struct tileloss_args {
   // [N,V] float32, bfloat16, float16; the logits' dtype; may be the logits themselves, otherwise must not overlap them
   tileloss_matrix dlogits;
 
-  // Output of a forward, input of a backward (required: max, sum, target; logprobs with entropy_grad: entropy_sum); null: none. A
-  // backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
+  // Output of a forward, input of a backward (required: max, sum, label_logit; logprobs with entropy_grad: entropy_sum); null:
+  // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state;
 
   // Policy losses. Rows (tokens) belong to sequences: B of them, back to back.
@@ -836,7 +836,7 @@ TILELOSS_API tileloss_status tileloss_sparse_distillation_value_and_grad(const t
 // The two sweeps alone, for a loss that is computed elsewhere: forward into row_state, with the arrays that are there, and
 // backward from row_state and four coefficients of each row,
 //   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j
-// A label that is no class is one of another shard, and no error: the state's target is -inf then. By name: "sweep".
+// A label that is no class is one of another shard, and no error: the state's label_logit is -inf then. By name: "sweep".
 TILELOSS_API tileloss_status tileloss_forward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
                                                     const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_backward_sweep(const tileloss_args* args, const tileloss_sweep_options* options,
@@ -931,7 +931,7 @@ enum {
 enum {
   TILELOSS_STATE_MAX = 1,
   TILELOSS_STATE_SUM = 2,
-  TILELOSS_STATE_TARGET = 4,
+  TILELOSS_STATE_LABEL_LOGIT = 4,
   TILELOSS_STATE_ENTROPY_SUM = 8,
   TILELOSS_STATE_COLLISION_SUM = 16,
   TILELOSS_STATE_SMOOTHING_SUM = 32,
@@ -942,7 +942,7 @@ enum {
 typedef struct tileloss_field {
   const char* name;
   tileloss_field_type type;
-  // Bits of the row state that the loss or its backward may need, besides max, sum and target, if this option is given.
+  // Bits of the row state that the loss or its backward may need, besides max, sum and label_logit, if this option is given.
   uint32_t state_arrays;
   size_t offset;         // in the function's options struct
   double default_value;  // NaN: not given

@@ -64,7 +64,7 @@ inline bool supported(Isa isa) noexcept { return tileloss_isa_supported(static_c
 inline std::int32_t default_threads() noexcept { return tileloss_default_threads(); }
 inline const char* version() noexcept { return tileloss_version(); }
 
-// Wishes for the planner; what is left at its default is the planner's choice. Meaning: tileloss_cpu_plan_options.
+// Hints for the planner; what is left at its default is the planner's choice. Meaning: tileloss_cpu_plan_options.
 struct CpuPlanOptions {
   Isa isa = Isa::kAuto;
   Schedule schedule = Schedule::kAuto;
@@ -226,11 +226,11 @@ namespace detail {
 
 template <class Options>
 PlanResult make_plan(const char* function, Pass pass, const tileloss_args& c_args, const Options& options,
-                     const PlanOptions& wishes, const Executor* executor) noexcept {
-  const tileloss_plan_options c_wishes = wishes.c();
+                     const PlanOptions& hints, const Executor* executor) noexcept {
+  const tileloss_plan_options c_hints = hints.c();
   tileloss_plan plan;
   tileloss_plan_init(&plan);
-  Status status(tileloss_make_plan(function, static_cast<tileloss_pass>(pass), &c_args, &options, &c_wishes,
+  Status status(tileloss_make_plan(function, static_cast<tileloss_pass>(pass), &c_args, &options, &c_hints,
                                    executor == nullptr ? nullptr : executor->c(), &plan));
   return {std::move(status), Plan(plan)};
 }
@@ -248,20 +248,20 @@ Status call(const char* function, Pass pass, const tileloss_args& c_args, const 
 // kInvalidArgument naming the argument, kWorkspaceTooSmall naming the bytes, kUnsupported.
 //   auto [status, plan] = tileloss::plan(tileloss::Pass::kForward, tileloss::CrossEntropyArgs{...});
 template <class Args>
-PlanResult plan(Pass pass, const Args& args, const typename Args::Options& options = {}, const PlanOptions& wishes = {},
+PlanResult plan(Pass pass, const Args& args, const typename Args::Options& options = {}, const PlanOptions& hints = {},
                 const Executor* executor = nullptr) noexcept {
-  return detail::make_plan(Args::kFunction, pass, args.c(), options, wishes, executor);
+  return detail::make_plan(Args::kFunction, pass, args.c(), options, hints, executor);
 }
 // The same, fused with the LM head: `args` without logits and dlogits.
 template <class Args>
 PlanResult linear_plan(Pass pass, const LinearHead& head, const Args& args, const typename Args::Options& options = {},
-                       const PlanOptions& wishes = {}, const Executor* executor = nullptr) noexcept {
-  return detail::make_plan(Args::kLinearFunction, pass, head.c(args), options, wishes, executor);
+                       const PlanOptions& hints = {}, const Executor* executor = nullptr) noexcept {
+  return detail::make_plan(Args::kLinearFunction, pass, head.c(args), options, hints, executor);
 }
 inline PlanResult linear_plan(Pass pass, const LinearHead& head, const TeacherHead& teacher, const DistillationArgs& args,
-                              const DistillationOptions& options = {}, const PlanOptions& wishes = {},
+                              const DistillationOptions& options = {}, const PlanOptions& hints = {},
                               const Executor* executor = nullptr) noexcept {
-  return detail::make_plan(DistillationArgs::kLinearFunction, pass, teacher.c(head, args), options, wishes, executor);
+  return detail::make_plan(DistillationArgs::kLinearFunction, pass, teacher.c(head, args), options, hints, executor);
 }
 
 // The functions. cross_entropy, ... is the forward, *_backward gives the gradients for the upstream ones, *_value_and_grad both
@@ -386,7 +386,7 @@ inline Status sparse_distillation_value_and_grad(const SparseDistillationArgs& a
 // The two sweeps alone, for a loss that is computed elsewhere: forward into row_state, with the arrays that are there, and
 // backward from row_state and four coefficients of each row,
 //   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j
-// A label that is no class is one of another shard, and no error: the state's target is -inf then. By name: "sweep".
+// A label that is no class is one of another shard, and no error: the state's label_logit is -inf then. By name: "sweep".
 inline Status forward_sweep(const SweepArgs& args, const SweepOptions& options = {}, const RunOptions& run = {}) noexcept {
   return detail::call("sweep", Pass::kForward, args.c(), options, run);
 }

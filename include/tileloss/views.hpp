@@ -239,7 +239,7 @@ using Scalar = tileloss_scalar;
 
 // ------------------------------------------------------------------------------------------------------------- row state
 
-// Which of tileloss_row_state's arrays to have besides max, sum and target.
+// Which of tileloss_row_state's arrays to have besides max, sum and label_logit.
 struct RowStateFields {
   bool entropy_sum = false;
   bool collision_sum = false;
@@ -256,7 +256,7 @@ class RowState {
     constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
     max_.assign(size, kMinusInfinity);
     sum_.assign(size, 0.0F);
-    target_.assign(size, kMinusInfinity);
+    label_logit_.assign(size, kMinusInfinity);
     entropy_sum_.assign(fields.entropy_sum ? size : 0, 0.0F);
     collision_sum_.assign(fields.collision_sum ? size : 0, 0.0F);
     smoothing_sum_.assign(fields.smoothing_sum ? size : 0, 0.0F);
@@ -277,8 +277,8 @@ class RowState {
   std::span<const float> max() const&& = delete;  // of an object that is gone
   [[nodiscard]] std::span<const float> sum() const& noexcept { return sum_; }
   std::span<const float> sum() const&& = delete;
-  [[nodiscard]] std::span<const float> target() const& noexcept { return target_; }
-  std::span<const float> target() const&& = delete;
+  [[nodiscard]] std::span<const float> label_logit() const& noexcept { return label_logit_; }
+  std::span<const float> label_logit() const&& = delete;
   [[nodiscard]] std::span<const float> entropy_sum() const& noexcept { return entropy_sum_; }
   std::span<const float> entropy_sum() const&& = delete;
   [[nodiscard]] std::span<const float> collision_sum() const& noexcept { return collision_sum_; }
@@ -302,7 +302,7 @@ class RowState {
     c_.rows = rows_;
     c_.max = needed(max_);
     c_.sum = needed(sum_);
-    c_.target = needed(target_);
+    c_.label_logit = needed(label_logit_);
     c_.entropy_sum = pointer(entropy_sum_);
     c_.collision_sum = pointer(collision_sum_);
     c_.smoothing_sum = pointer(smoothing_sum_);
@@ -310,7 +310,7 @@ class RowState {
   }
 
   std::int64_t rows_;
-  std::vector<float> max_, sum_, target_, entropy_sum_, collision_sum_, smoothing_sum_;
+  std::vector<float> max_, sum_, label_logit_, entropy_sum_, collision_sum_, smoothing_sum_;
   std::vector<std::int64_t> argmax_;
   tileloss_row_state c_{};
   float no_rows_ = 0;  // where the arrays point that must be there, without rows

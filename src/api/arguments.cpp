@@ -30,8 +30,17 @@ std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tilelos
     case Shape::kClasses: return p.classes;
     case Shape::kColumns: return p.total_columns;
     case Shape::kLosses: return p.is_per_row ? p.rows : 1;
-    default: return v.size;
+    case Shape::kSequenceOffsets:
+    case Shape::kAdvantages:
+    case Shape::kMetrics:
+    case Shape::kLogits:
+    case Shape::kHidden:
+    case Shape::kHead:
+    case Shape::kTeacherHidden:
+    case Shape::kTeacherHead:
+    case Shape::kTeacherColumns: break;
   }
+  return v.size;
 }
 
 Status check_vector(const Problem& p, const TensorSlot& slot) {

@@ -10,6 +10,7 @@
 #include "api/describe.h"
 #include "api/validate.h"
 #include "backends/driver.h"
+#include "core/enumerators.h"
 #include "schema/options.h"
 
 namespace tileloss::impl::api {
@@ -28,9 +29,9 @@ Status check_executor(const tileloss_executor* given, tileloss_executor* whole) 
 // The head of a plan here, the rest by the backend.
 Status make_plan(const Problem& problem, const tileloss_plan_options* given, const tileloss_executor* executor,
                  tileloss_plan* out) {
-  tileloss_plan_options wishes{};
-  if (Status s = take_struct("plan_options", given, &wishes); !s.ok()) return s;
-  if (wishes.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", std::to_string(wishes.workspace_bytes));
+  tileloss_plan_options hints{};
+  if (Status s = take_struct("plan_options", given, &hints); !s.ok()) return s;
+  if (hints.workspace_bytes < 0) return expected("workspace_bytes", ">= 0", std::to_string(hints.workspace_bytes));
   tileloss_executor own_executor{};
   if (Status s = check_executor(executor, &own_executor); !s.ok()) return s;
   tileloss_plan plan{};
@@ -41,7 +42,7 @@ Status make_plan(const Problem& problem, const tileloss_plan_options* given, con
   plan.device_index = problem.device_index;
   plan.fingerprint = fingerprint(problem);
   const Backend& backend = *find_backend(problem.device_type);
-  if (Status s = backend.plan(problem, wishes, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;
+  if (Status s = backend.plan(problem, hints, executor == nullptr ? nullptr : &own_executor, &plan); !s.ok()) return s;
   fill_struct(plan, out);
   return {};
 }
@@ -174,7 +175,7 @@ extern "C" {
 const char* tileloss_last_error(void) { return last_error(); }
 
 const char* tileloss_status_name(tileloss_status status) {
-  switch (status) {
+  switch (as_enum<TILELOSS_OK>(status)) {
     case TILELOSS_OK: return "ok";
     case TILELOSS_INVALID_ARGUMENT: return "invalid_argument";
     case TILELOSS_LABEL_OUT_OF_RANGE: return "label_out_of_range";
@@ -183,8 +184,8 @@ const char* tileloss_status_name(tileloss_status status) {
     case TILELOSS_UNSUPPORTED: return "unsupported";
     case TILELOSS_PLAN_MISMATCH: return "plan_mismatch";
     case TILELOSS_INTERNAL: return "internal";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 const char* tileloss_version(void) { return TILELOSS_VERSION_STRING; }

@@ -9,18 +9,19 @@
 
 #include "api/validate.h"
 #include "backends/backend.h"
+#include "core/enumerators.h"
 
 namespace tileloss::impl::api {
 namespace {
 
 const char* pass_name(tileloss_pass pass) {
-  switch (pass) {
+  switch (as_enum<TILELOSS_FORWARD>(pass)) {
     case TILELOSS_FORWARD: return "forward";
     case TILELOSS_BACKWARD: return "backward";
     case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
     case TILELOSS_FROM_ROW_STATE: return "from_row_state";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 template <std::size_t Size>

@@ -17,7 +17,7 @@ using std::to_string;
 
 constexpr int kFirstSum = 3;
 
-// A sum of the sweeps for each array of the row state beyond max, sum and target, in the same order.
+// A sum of the sweeps for each array of the row state beyond max, sum and label_logit, in the same order.
 std::uint32_t sums_of(std::uint32_t arrays) {
   static_assert(kEntropySum << kFirstSum == TILELOSS_STATE_ENTROPY_SUM &&
                 kCollisionSum << kFirstSum == TILELOSS_STATE_COLLISION_SUM &&
@@ -51,8 +51,9 @@ Status check_state(const Problem& p, const std::string& name, const tileloss_row
   if (s.rows != p.rows) return expected(name + ".rows", to_string(p.rows), to_string(s.rows));
   if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
   const std::uint32_t missing = p.rows == 0 ? 0 : arrays & ~present_arrays(s);
-  if ((missing & kMaxSumTarget) != 0) {
-    return expected(name, std::string("max, sum and target, ") + (p.merges_shards() ? "of all shards" : "saved by a forward"),
+  if ((missing & kMaxSumLabelLogit) != 0) {
+    return expected(name,
+                    std::string("max, sum and label_logit, ") + (p.merges_shards() ? "of all shards" : "saved by a forward"),
                     "a null array");
   }
   if ((missing & TILELOSS_STATE_ENTROPY_SUM) != 0 && !p.merges_shards()) {
@@ -190,7 +191,7 @@ Status resolve_matrices(Problem& p) {
 // A shard whose target is not labels.
 Status resolve_shard_of_pair(Problem& p) {
   const tileloss_args& a = p.args;
-  p.needs_forward = p.pass != TILELOSS_FROM_ROW_STATE;
+  p.gives_sums = p.pass == TILELOSS_FORWARD;
   p.needs_backward = p.pass == TILELOSS_BACKWARD;
   if (p.pass == TILELOSS_VALUE_AND_GRAD)
     return expected("pass", "forward, from_row_state or backward, with a pair_state", "value_and_grad");
@@ -208,17 +209,17 @@ Status resolve_shard_of_pair(Problem& p) {
     if ((slot.groups & kDivergence) != 0) teachers |= slot.state_arrays;
   }
   if (p.pass != TILELOSS_FROM_ROW_STATE) arrays = teachers = 0;
-  if (Status s = check_state(p, "row_state", p.row_state, arrays | kMaxSumTarget); !s.ok()) return s;
+  if (Status s = check_state(p, "row_state", p.row_state, arrays | kMaxSumLabelLogit); !s.ok()) return s;
   const bool has_teacher = p.pair_state.teacher != nullptr, has_label = p.pair_state.label != nullptr;
   if (has_teacher != (p.loss->target() == TargetKind::kLogits))
     return expected("pair_state.teacher", has_teacher ? "null: there are no teacher's logits" : "the teacher's row state",
                     has_teacher ? "a row state" : "null");
   if (has_teacher) {
-    if (Status s = check_state(p, "pair_state.teacher", p.teacher_state, teachers | kMaxSumTarget, kDivergence); !s.ok())
+    if (Status s = check_state(p, "pair_state.teacher", p.teacher_state, teachers | kMaxSumLabelLogit, kDivergence); !s.ok())
       return s;
   }
   if (make_label_transform(p) && !has_label) return expected("pair_state.label", "the row state at label_temperature", "null");
-  return has_label ? check_state(p, "pair_state.label", p.label_state, kMaxSumTarget) : Status{};
+  return has_label ? check_state(p, "pair_state.label", p.label_state, kMaxSumLabelLogit) : Status{};
 }
 
 // Which sweeps run, and what the forward must gather.
@@ -238,7 +239,8 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   p.sums = needed;
   if (given_state) {
     const bool is_read = state_is_input || p.merges_shards();
-    if (Status s = check_state(p, "row_state", p.row_state, is_read ? arrays_of(needed) | kMaxSumTarget : 0); !s.ok()) return s;
+    if (Status s = check_state(p, "row_state", p.row_state, is_read ? arrays_of(needed) | kMaxSumLabelLogit : 0); !s.ok())
+      return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));
   }
   // The smoothing sum is weighted then.
@@ -323,8 +325,8 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
   if (given == nullptr) return expected(name, "a struct from tileloss_row_state_init", "null");
   if (Status s = take_struct(name, given, whole); !s.ok()) return s;
   if (whole->rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(whole->rows));
-  if (whole->rows > 0 && (kMaxSumTarget & ~present_arrays(*whole)) != 0)
-    return expected(name, "the arrays max, sum and target", "a null one");
+  if (whole->rows > 0 && (kMaxSumLabelLogit & ~present_arrays(*whole)) != 0)
+    return expected(name, "the arrays max, sum and label_logit", "a null one");
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));
   return find_device(std::string(name) + ".", device_of(*whole));

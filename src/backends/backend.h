@@ -26,7 +26,13 @@ struct PlanFact {
 };
 
 // What a sweep does with every row, in this order. Bits.
-enum Stages : std::uint32_t { kForward = 1, kRowStage = 2, kBackward = 4 };
+enum Stages : std::uint32_t {
+  kForward = 1,    // its state; of a target that is not labels its statistics and sums, too
+  kPairState = 2,  // in place of that: what args.pair_state tells of it
+  kGiveSums = 4,   // the sums of these columns, to there
+  kRowStage = 8,
+  kBackward = 16,
+};
 
 // A call on its device. The driver asks for one part after the other; a device may only queue them. What has to be kept from one
 // part to the next (targets, row states, coefficients) is the call's own.
@@ -43,7 +49,7 @@ class Call {
   // The row stage's steps (losses/steps.h).
   virtual void prepare() = 0;
   virtual void couple() = 0;
-  // Over all rows. Without kForward row states are those of an earlier sweep, or args.row_state's.
+  // Over all rows. Without kForward and kPairState row states are those of an earlier sweep, or args.row_state's.
   virtual Status sweep(std::uint32_t stages) = 0;
   // Whether the forward has to be a sweep of its own, also where no row waits for another.
   virtual bool keeps_states() const = 0;
@@ -79,16 +85,16 @@ class Backend {
   virtual std::int32_t device_count() const { return 1; }
 
   // Fills in workspace_bytes, predicted_ms, the buffers and the backend's own part of a zeroed plan; touches no data. The
-  // function, the pass, the device and the fingerprint are there. `wishes` is complete, and of its
+  // function, the pass, the device and the fingerprint are there. `hints` is complete, and of its
   // parts one alone is this backend's; executor may be null.
-  virtual Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  virtual Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
                       tileloss_plan* plan) const = 0;
   // Whether its own part of a plan that was stored, or written by hand, can be run on this machine.
   virtual Status check_plan(const tileloss_plan& plan) const = 0;
   // All three outlive the call. `run.workspace` may be null.
   virtual Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
                        std::unique_ptr<Call>* call) const = 0;
-  // The row state's monoid over arrays that lie on the device; max, sum and target are there.
+  // The row state's monoid over arrays that lie on the device; max, sum and label_logit are there.
   virtual Status set_identity(const tileloss_row_state& state) const = 0;
   virtual Status merge(tileloss_row_state* into, const tileloss_row_state& from) const = 0;
   // gradient *= *factor in float32, rounded once; neither read nor written where that is 1. There are rows; `factor` lies on the

@@ -11,6 +11,8 @@ std::string shape(std::int64_t rows, std::int64_t cols) {
   return text;
 }
 
+PairStates pair_states(const Problem& p) { return {p.row_state, p.teacher_state, p.label_state, p.pair_state}; }
+
 LossContext make_context(const Problem& p) {
   const tileloss_args& a = p.args;
   LossContext c;

@@ -13,6 +13,7 @@
 
 #include "core/logit_transform.h"
 #include "losses/registry.h"
+#include "losses/row_arrays.h"
 #include "schema/status.h"
 #include "schema/tensors.h"
 
@@ -42,8 +43,9 @@ struct Problem {
   tileloss_dtype compute = TILELOSS_FLOAT32;  // of the products with the LM head
   std::uint32_t sums = kNoSums;               // that the forward must gather: outputs, loss and row state together
   bool is_per_row = false;                    // one loss per row
-  bool needs_forward = false;                 // sweeps the logits for the state
+  bool needs_forward = false;                 // sweeps the logits for the states
   bool needs_backward = false;
+  bool gives_sums = false;  // sweeps them for a shard's share of the pair_state's sums, and gives nothing else
   bool is_shard = false;
   std::int64_t num_metrics = 0;   // that the function reports
   bool couples_rows = false;      // the row stage needs all rows' statistics before it can do any row
@@ -51,11 +53,12 @@ struct Problem {
   std::int64_t stage_bytes = 0;   // the row stage's scratch
 
   // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
-  bool merges_shards() const { return is_shard && needs_forward && needs_backward && !has_pair_state; }
+  bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
 };
 
 std::string shape(std::int64_t rows, std::int64_t cols);
 
+PairStates pair_states(const Problem& problem);
 // What the row stage sees, but for its scratch.
 LossContext make_context(const Problem& problem);
 // The transforms of the softmax, of the teacher's, and of the label's cross-entropy where its temperature is one of its own: read

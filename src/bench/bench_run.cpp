@@ -64,7 +64,7 @@ Function make_function(const BenchSettings& settings) {
 }
 
 void check(const BenchSettings& settings, const Function& function) {
-  settings.device.check_wishes(settings.kernel, function.is_linear());
+  settings.device.check_hints(settings.kernel, function.is_linear());
   const auto refuse = [](const std::string& message) { throw ToolError(kExitUsage, message); };
   if (function.is_linear()) {
     if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
@@ -199,7 +199,8 @@ Bench::Bench(const BenchSettings& settings)
   if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
   labels_ = make_labels(labels, settings.seed, settings.tokens);
   loss_.resize(function_.per_row_loss() ? rows : 1);
-  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_target_}) values->resize(rows);
+  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_label_logit_})
+    values->resize(rows);
   upstream_.assign(1, 1.0F);
   if (function_.is_policy()) {
     state_entropy_.resize(rows);
@@ -216,7 +217,7 @@ void Bench::make_policy_inputs() {
   }
   tileloss_args args = make_args(TILELOSS_FORWARD);
   args.logp = vector_of(logp_);
-  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, hints(TILELOSS_FORWARD)));
   int64_t stream = 0;
   for (std::vector<float>* values : {&policy_.old_logp, &policy_.ref_logp, &policy_.sampler_logp}) {
     Random random(settings_.seed, Stream::kPolicyLogp, stream++);
@@ -252,7 +253,7 @@ void Bench::set_row_state(tileloss_args& args) {
   row_state_.rows = settings_.tokens;
   row_state_.max = state_max_.data();
   row_state_.sum = state_sum_.data();
-  row_state_.target = state_target_.data();
+  row_state_.target = state_label_logit_.data();
   if (!state_entropy_.empty()) row_state_.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
   args.row_state = &row_state_;
 }
@@ -260,7 +261,7 @@ void Bench::set_row_state(tileloss_args& args) {
 void Bench::save_row_state() {
   tileloss_args args = make_args(TILELOSS_FORWARD);
   set_row_state(args);
-  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, wishes(TILELOSS_FORWARD)));
+  call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, hints(TILELOSS_FORWARD)));
 }
 
 void Bench::check_pass(tileloss_pass pass, bool reference) const {
@@ -274,10 +275,10 @@ void Bench::check_pass(tileloss_pass pass, bool reference) const {
 }
 
 // The stash and recompute schedules exist for value_and_grad only.
-KernelWishes Bench::wishes(tileloss_pass pass) const {
-  KernelWishes wishes = settings_.kernel;
-  if (pass != TILELOSS_VALUE_AND_GRAD) wishes.schedule = "auto";
-  return wishes;
+KernelHints Bench::hints(tileloss_pass pass) const {
+  KernelHints hints = settings_.kernel;
+  if (pass != TILELOSS_VALUE_AND_GRAD) hints.schedule = "auto";
+  return hints;
 }
 
 Timing Bench::new_timing(tileloss_pass pass, int iterations) const {
@@ -318,7 +319,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
   if (pass == TILELOSS_BACKWARD && function_.has_row_state()) save_row_state();
   if (!settings_.device.is_cpu()) return time_on_device(pass);
   const tileloss_args args = make_args(pass);
-  const tileloss_plan plan = make_plan(function_, pass, args, wishes(pass));
+  const tileloss_plan plan = make_plan(function_, pass, args, hints(pass));
   const int64_t mem_before = resident_bytes() - resident_file_bytes();
   HugeBuffer workspace(plan.workspace_bytes, "workspace");
   if (!workspace.empty()) std::memset(workspace.data(), 0xFF, static_cast<size_t>(workspace.bytes()));
@@ -341,7 +342,7 @@ Timing Bench::time_kernel(tileloss_pass pass) {
 // others gradients, at which they have as much to do.
 Timing Bench::time_on_device(tileloss_pass pass) {
   DeviceRuns runs(settings_.device, make_args(pass), pass);
-  const tileloss_plan plan = make_plan(function_, pass, runs.first().args(), wishes(pass));
+  const tileloss_plan plan = make_plan(function_, pass, runs.first().args(), hints(pass));
   const tileloss_run run = runs.first().make_run(plan);
   Timing timing = new_timing(pass, settings_.iterations);
   timing.mem_after_alloc = resident_bytes();
@@ -404,7 +405,7 @@ Timing Bench::time_reference(tileloss_pass pass) {
 
 Roofs Bench::measure_roofs() {
   if (!settings_.device.is_cpu()) return matrices_->measure_roofs(settings_.device);
-  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), wishes(TILELOSS_FORWARD)).cpu.isa;
+  const tileloss_isa isa = make_plan(function_, TILELOSS_FORWARD, make_args(TILELOSS_FORWARD), hints(TILELOSS_FORWARD)).cpu.isa;
   return matrices_->measure_roofs(roofs_, isa);
 }
 

@@ -31,7 +31,7 @@ struct BenchSettings {
   int warmup = 3;
   uint64_t seed = 0;
   HeadSettings head;  // of the functions linear_*
-  KernelWishes kernel;
+  KernelHints kernel;
   Device device{"cpu"};
   std::string preset;  // "": none
   ConfigNode options;  // of the loss, by name
@@ -124,7 +124,7 @@ class Bench {
   tileloss_args make_args(tileloss_pass pass);
   void set_row_state(tileloss_args& args);
   void save_row_state();
-  KernelWishes wishes(tileloss_pass pass) const;
+  KernelHints hints(tileloss_pass pass) const;
   Timing time(const std::function<void()>& run, const std::function<void()>& restore, tileloss_pass pass, int iterations);
   Timing new_timing(tileloss_pass pass, int iterations) const;
   Timing time_on_device(tileloss_pass pass);
@@ -138,7 +138,7 @@ class Bench {
   std::vector<int64_t> labels_;
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
-  std::vector<float> state_max_, state_sum_, state_target_, state_entropy_;
+  std::vector<float> state_max_, state_sum_, state_label_logit_, state_entropy_;
   tileloss_row_state row_state_{};
   std::unique_ptr<UnfusedBaseline> baseline_;
 };

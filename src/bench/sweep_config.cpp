@@ -128,7 +128,7 @@ void finish_case(Json& sweep_case, const ConfigReader& reader) {
   const Function function(sweep_case["loss"].get<std::string>());
   try {
     const BenchSettings settings = bench_settings(sweep_case);
-    settings.device.check_wishes(settings.kernel, function.is_linear());
+    settings.device.check_hints(settings.kernel, function.is_linear());
   } catch (const ToolError& error) {
     reader.fail("device", error.what());
   }

@@ -17,7 +17,7 @@ constexpr float kUnset = std::numeric_limits<float>::quiet_NaN();
 
 // The forward's row state lies in the results.
 tileloss_row_state make_state(int64_t rows, bool entropy, KernelResults& results) {
-  for (std::vector<float>* array : {&results.state_max, &results.state_sum, &results.state_target}) {
+  for (std::vector<float>* array : {&results.state_max, &results.state_sum, &results.state_label_logit}) {
     array->assign(static_cast<size_t>(rows), kUnset);
   }
   if (entropy) results.state_entropy_sum = results.state_max;
@@ -26,7 +26,7 @@ tileloss_row_state make_state(int64_t rows, bool entropy, KernelResults& results
   state.rows = rows;
   state.max = results.state_max.data();
   state.sum = results.state_sum.data();
-  state.target = results.state_target.data();
+  state.label_logit = results.state_label_logit.data();
   if (entropy) state.entropy_sum = results.state_entropy_sum.data();
   return state;
 }
@@ -74,9 +74,9 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   if (const auto names = config.function.metrics(); !names.empty()) {
     args.metrics = new_output(results.forward_metrics, static_cast<int64_t>(names.size()));
   }
-  KernelWishes wishes = config.kernel;
-  wishes.schedule = "auto";  // stash and recompute are value_and_grad's
-  const tileloss_plan plan = make_plan(config.function, TILELOSS_FORWARD, args, wishes);
+  KernelHints hints = config.kernel;
+  hints.schedule = "auto";  // stash and recompute are value_and_grad's
+  const tileloss_plan plan = make_plan(config.function, TILELOSS_FORWARD, args, hints);
   const Timer timer;
   kernel(config.function, TILELOSS_FORWARD, args, plan, nullptr);
   const double seconds = timer.seconds();
@@ -88,7 +88,7 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
     const Function per_row = per_row_function(config.function);
     tileloss_args loss_args = base_args(inputs, inputs.logits.data());
     loss_args.loss = new_output(results.per_loss, rows);
-    kernel(per_row, TILELOSS_FORWARD, loss_args, make_plan(per_row, TILELOSS_FORWARD, loss_args, wishes), nullptr);
+    kernel(per_row, TILELOSS_FORWARD, loss_args, make_plan(per_row, TILELOSS_FORWARD, loss_args, hints), nullptr);
   }
   return seconds;
 }
@@ -136,9 +136,9 @@ double run_gradient(const GradcheckConfig& config, const CheckInputs& inputs, co
     }
   }
   if (state != nullptr) args.row_state = state;
-  KernelWishes wishes = config.kernel;
-  if (which == Gradient::kAfterForward) wishes.schedule = "auto";
-  const tileloss_plan plan = make_plan(function, pass, args, wishes);
+  KernelHints hints = config.kernel;
+  if (which == Gradient::kAfterForward) hints.schedule = "auto";
+  const tileloss_plan plan = make_plan(function, pass, args, hints);
   if (which == Gradient::kOwn) {
     results.plan = plan;
     if (config.device.is_cpu()) results.tile = plan.cpu.vocab_block;

@@ -189,7 +189,7 @@ class Tracer {
     };
     add("state/max", results_.state_max, softmax.max(), expected.magnitudes[kLse]);
     add("state/sum", results_.state_sum, others, others * of_exp + flushed);
-    add("state/target", results_.state_target, z, expected.magnitudes[kLse]);
+    add("state/label_logit", results_.state_label_logit, z, expected.magnitudes[kLse]);
     add("state/entropy_sum", results_.state_entropy_sum, entropy_sum,
         (std::fabs(entropy_sum) + others) * (of_exp + 1) + 104 * flushed);
   }
@@ -236,7 +236,7 @@ class Tracer {
     }
     if (results_.state_sum.empty()) return;
     const double sum = *value_at(results_.state_sum, row_);
-    const double target = std::exp(*value_at(results_.state_target, row_) - *value_at(results_.state_max, row_));
+    const double target = std::exp(*value_at(results_.state_label_logit, row_) - *value_at(results_.state_max, row_));
     show("one_minus_p", sum / (sum + target), softmax.one_minus_p_label());
   }
 
@@ -272,7 +272,7 @@ class Tracer {
 void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
   std::optional<LinearOracleCase> linear;
   if (inputs.linear) {
-    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, reference::LinearGradients::Wanted{.dhidden = true});
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, reference::LinearGradients::NeedsGrad{.dhidden = true});
   }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();

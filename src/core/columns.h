@@ -60,7 +60,7 @@ class Columns {
       s.max = z;
       s.argmax = first_column + j;
     }
-    if (label_ >= 0) s.target = transform_.value(logit_(label_));
+    if (label_ >= 0) s.label_logit = transform_.value(logit_(label_));
     set_max(s.max);
     double sum = 0, entropy = 0, collision = 0, smoothing = 0;
     for (std::int64_t j = 0; j < count_; ++j) {

@@ -13,7 +13,7 @@ namespace tileloss::impl {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The sums a row stage may ask for besides max, sum and target. Bits, so that demands unite with |.
+// The sums a row stage may ask for besides max, sum and label_logit. Bits, so that demands unite with |.
 enum RowSums : std::uint32_t {
   kNoSums = 0,
   kEntropySum = 1,
@@ -29,7 +29,7 @@ inline constexpr std::int64_t kLabelElsewhere = -1;  // another shard of the voc
 struct RowState {
   float max = -kInfinity;
   float sum = 0;  // over j != label of exp(z_j - max)
-  float target = -kInfinity;
+  float label_logit = -kInfinity;
   float entropy_sum = 0;
   float collision_sum = 0;
   float smoothing_sum = 0;
@@ -58,8 +58,9 @@ TILELOSS_HOST_DEVICE inline RowState rescale(const RowState& state, float to, do
     return r;
   }
   const double shift = static_cast<double>(state.max) - to;
-  // All columns, the label's too: its term is exp(target - max).
-  const double all = state.sum + (state.target == -kInfinity ? 0.0 : std::exp(static_cast<double>(state.target) - state.max));
+  // All columns, the label's too: its term is exp(label_logit - max).
+  const double all =
+      state.sum + (state.label_logit == -kInfinity ? 0.0 : std::exp(static_cast<double>(state.label_logit) - state.max));
   r.entropy_sum = factor == 0 ? 0 : static_cast<float>(factor * (state.entropy_sum + shift * all));
   // Relative to +inf there would be nothing left to tell of the columns: their own z then, as of the ones that hold it.
   r.smoothing_sum = static_cast<float>(state.smoothing_sum + (std::isinf(to) ? state.max : shift) * weight);
@@ -77,12 +78,12 @@ TILELOSS_HOST_DEVICE inline RowState merge(const RowState& a, double weight_a, c
   RowState r;
   r.max = max;
   r.sum = has_nan ? max : x.sum + y.sum;
-  r.target = a.target == -kInfinity ? b.target : a.target;
+  r.label_logit = a.label_logit == -kInfinity ? b.label_logit : a.label_logit;
   r.entropy_sum = x.entropy_sum + y.entropy_sum;
   r.collision_sum = x.collision_sum + y.collision_sum;
   r.smoothing_sum = x.smoothing_sum + y.smoothing_sum;
   if (has_nan) {
-    r.target = r.entropy_sum = r.collision_sum = r.smoothing_sum = max;
+    r.label_logit = r.entropy_sum = r.collision_sum = r.smoothing_sum = max;
     r.argmax = -1;
   } else if (a.max == b.max) {
     r.argmax = a.argmax < 0 ? b.argmax : (b.argmax < 0 || a.argmax < b.argmax ? a.argmax : b.argmax);

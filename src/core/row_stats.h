@@ -47,10 +47,10 @@ TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state, bool 
     s.sum = s.log_sum = s.logp = s.p = s.one_minus_p = s.entropy = s.log_sum_sq_probs = kNan;
     return s;
   }
-  const double shifted = static_cast<double>(state.target) - state.max;
-  const double target_term = std::exp(shifted);
-  s.sum = state.sum + target_term;
-  s.p = over_sum(target_term, s.sum);
+  const double shifted = static_cast<double>(state.label_logit) - state.max;
+  const double label_term = std::exp(shifted);
+  s.sum = state.sum + label_term;
+  s.p = over_sum(label_term, s.sum);
   s.one_minus_p = over_sum(state.sum, s.sum);
   if (!has_logs) {
     s.log_sum = s.lse = s.logp = s.entropy = s.log_sum_sq_probs = kNan;

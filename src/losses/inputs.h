@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "core/enumerators.h"
 #include "core/host_device.h"
 #include "core/number_formats.h"
 
@@ -70,13 +71,16 @@ class Labels {
  private:
   TILELOSS_HOST_DEVICE bool is_unmasked(std::int64_t i) const {
     const std::int64_t at = i * mask_.stride;
-    switch (mask_.dtype) {
+    switch (as_enum<TILELOSS_NONE>(mask_.dtype)) {
       case TILELOSS_UINT8: return static_cast<const std::uint8_t*>(mask_.data)[at] != 0;
       case TILELOSS_INT32: return static_cast<const std::int32_t*>(mask_.data)[at] != 0;
       case TILELOSS_INT64: return static_cast<const std::int64_t*>(mask_.data)[at] != 0;
       case TILELOSS_FLOAT32: return static_cast<const float*>(mask_.data)[at] != 0;
-      default: return true;
+      case TILELOSS_NONE:
+      case TILELOSS_BFLOAT16:
+      case TILELOSS_FLOAT16: break;
     }
+    return true;
   }
 
   IntegerInput labels_;
@@ -94,11 +98,16 @@ TILELOSS_HOST_DEVICE inline std::int64_t integer_at(const tileloss_matrix& m, st
 // and has to_float and from_float in core/number_formats.h.
 template <class Visit>
 TILELOSS_HOST_DEVICE decltype(auto) visit_format(tileloss_dtype dtype, Visit&& visit) {
-  switch (dtype) {
+  switch (as_enum<TILELOSS_NONE>(dtype)) {
     case TILELOSS_BFLOAT16: return visit(Bfloat16{});
     case TILELOSS_FLOAT16: return visit(Float16{});
-    default: return visit(float{});
+    case TILELOSS_FLOAT32:
+    case TILELOSS_NONE:  // this and what follows: of nothing that has floats
+    case TILELOSS_INT32:
+    case TILELOSS_INT64:
+    case TILELOSS_UINT8: break;
   }
+  return visit(float{});
 }
 TILELOSS_HOST_DEVICE inline float load_number(const void* data, tileloss_dtype dtype, std::int64_t at) {
   return visit_format(dtype, [&](auto format) { return to_float(static_cast<const decltype(format)*>(data)[at]); });

@@ -5,26 +5,26 @@
 #include <tileloss/tileloss.h>
 
 #include "core/row_state.h"
-#include "core/row_stats.h"
+#include "core/target.h"
 
 namespace tileloss::impl {
 
 TILELOSS_HOST_DEVICE inline void save_row(const tileloss_row_state& s, std::int64_t i, const RowState& r) {
   if (s.max != nullptr) s.max[i] = r.max;
   if (s.sum != nullptr) s.sum[i] = r.sum;
-  if (s.target != nullptr) s.target[i] = r.target;
+  if (s.label_logit != nullptr) s.label_logit[i] = r.label_logit;
   if (s.entropy_sum != nullptr) s.entropy_sum[i] = r.entropy_sum;
   if (s.collision_sum != nullptr) s.collision_sum[i] = r.collision_sum;
   if (s.smoothing_sum != nullptr) s.smoothing_sum[i] = r.smoothing_sum;
   if (s.argmax != nullptr) s.argmax[i] = r.argmax;
 }
 
-// max, sum and target must be there.
+// max, sum and label_logit must be there.
 TILELOSS_HOST_DEVICE inline RowState load_row(const tileloss_row_state& s, std::int64_t i) {
   RowState r;
   r.max = s.max[i];
   r.sum = s.sum[i];
-  r.target = s.target[i];
+  r.label_logit = s.label_logit[i];
   if (s.entropy_sum != nullptr) r.entropy_sum = s.entropy_sum[i];
   if (s.collision_sum != nullptr) r.collision_sum = s.collision_sum[i];
   if (s.smoothing_sum != nullptr) r.smoothing_sum = s.smoothing_sum[i];
@@ -39,6 +39,26 @@ struct RowStates {
 
   TILELOSS_HOST_DEVICE RowState operator[](std::int64_t i) const { return kept != nullptr ? kept[i] : load_row(saved, i); }
   TILELOSS_HOST_DEVICE RowStats stats(std::int64_t i) const { return make_row_stats((*this)[i]); }
+};
+
+// What is known of the rows of all shards together, whose target is not labels.
+struct PairStates {
+  tileloss_row_state own, teacher, label;  // the last two without arrays: none
+  tileloss_pair_state sums;
+
+  // Without `has_sums`: these are to be found.
+  TILELOSS_HOST_DEVICE TargetStats stats(std::int64_t i, bool has_sums) const {
+    TargetStats stats(make_row_stats(load_row(own, i)));
+    if (teacher.max != nullptr) stats.teacher = make_row_stats(load_row(teacher, i));
+    if (label.max != nullptr) stats.label = make_row_stats(load_row(label, i));
+    if (has_sums) stats.sums = {sums.divergence[i], sums.mean[i]};
+    return stats;
+  }
+  // A shard's share of the sums, to where the caller keeps it.
+  TILELOSS_HOST_DEVICE void give(std::int64_t i, const TargetSums& share) const {
+    sums.divergence[i] = share.divergence;
+    sums.mean[i] = share.mean;
+  }
 };
 
 }  // namespace tileloss::impl

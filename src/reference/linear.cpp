@@ -81,15 +81,16 @@ void linear_spread(const LinearOperands& o, std::span<const std::int64_t> rows, 
   for (double& value : spread) value = std::sqrt(value);
 }
 
-LinearGradients::LinearGradients(const LinearOperands& operands, const Wanted& wanted) : operands_(operands), wanted_(wanted) {
-  const auto make = [](bool is_wanted, std::int64_t size, std::vector<double>& gradient, std::vector<float>& error) {
-    if (!is_wanted) return;
+LinearGradients::LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad)
+    : operands_(operands), needs_grad_(needs_grad) {
+  const auto make = [](bool needs, std::int64_t size, std::vector<double>& gradient, std::vector<float>& error) {
+    if (!needs) return;
     gradient.assign(index(size), 0.0);
     error.assign(index(size), 0.0F);
   };
-  make(wanted.dhidden, operands.rows * operands.hidden, dhidden_, dhidden_error_);
-  make(wanted.dhead, operands.vocab * operands.hidden, dhead_, dhead_error_);
-  make(wanted.dbias, operands.vocab, dbias_, dbias_error_);
+  make(needs_grad.dhidden, operands.rows * operands.hidden, dhidden_, dhidden_error_);
+  make(needs_grad.dhead, operands.vocab * operands.hidden, dhead_, dhead_error_);
+  make(needs_grad.dbias, operands.vocab, dbias_, dbias_error_);
 }
 
 void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const double> dlogits) {
@@ -100,9 +101,9 @@ void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const do
       rounding_[at] = decode(operands_.compute, encode(operands_.compute, dlogits[at])) - dlogits[at];
     }
   });
-  if (wanted_.dhidden) add_dhidden(rows, dlogits);
-  if (wanted_.dhead) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
-  if (wanted_.dbias) add_dbias(dlogits);
+  if (needs_grad_.dhidden) add_dhidden(rows, dlogits);
+  if (needs_grad_.dhead) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
+  if (needs_grad_.dbias) add_dbias(dlogits);
 }
 
 void LinearGradients::add_dhidden(std::span<const std::int64_t> rows, std::span<const double> dlogits) {

@@ -58,15 +58,15 @@ void linear_spread(const LinearOperands& operands, std::span<const std::int64_t>
 
 class LinearGradients {
  public:
-  struct Wanted {
+  struct NeedsGrad {
     bool dhidden = false, dhead = false, dbias = false;
   };
-  LinearGradients(const LinearOperands& operands, const Wanted& wanted);
+  LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad);
 
   // dlogits [rows.size(), vocab], each row once. Rows that are not added have a gradient of 0.
   void add(std::span<const std::int64_t> rows, std::span<const double> dlogits);
 
-  // Empty if not wanted.
+  // Empty where none is needed.
   std::span<const double> dhidden() const { return dhidden_; }  // [N,H]
   std::span<const double> dhead() const { return dhead_; }      // [vocab,H]
   std::span<const double> dbias() const { return dbias_; }      // [vocab]
@@ -80,7 +80,7 @@ class LinearGradients {
   void add_dbias(std::span<const double> dlogits);
 
   const LinearOperands& operands_;
-  Wanted wanted_;
+  NeedsGrad needs_grad_;
   std::vector<double> dhidden_, dhead_, dbias_;
   std::vector<float> dhidden_error_, dhead_error_, dbias_error_;
   std::vector<double> rounding_;  // of a block's dlogits

@@ -46,7 +46,6 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "options in C++": write_c.cpp_options,
     "arguments in C++": write_c.cpp_arguments,
     "functions in C++": write_c.cpp_functions,
-    "row outputs": write_python.row_outputs,
     "names in PyTorch": write_python.names_in_torch,
 }
 OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
@@ -58,6 +57,8 @@ OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "values": write_python.values,
     "copies": write_c.copies,
 }
+# What PyTorch's names are in JAX, which has no 64 bits unless it is told to.
+IN_JAX = {"Tensor": "Array", "int64": "int32"}
 
 
 def region(what: str, indent: str, table: Table) -> str:
@@ -70,6 +71,9 @@ def region(what: str, indent: str, table: Table) -> str:
             return write_python.metrics_table(struct.metrics)
     if what.startswith("enums "):
         return write_c.enums(table, what.removeprefix("enums ").split(", "))
+    for function in table.functions:
+        if what == f"rows of {function.name}":
+            return write_python.rows(function)
     match = _OPTIONS_PATTERN.fullmatch(what)
     if match is not None and match[1] in OPTION_REGIONS:
         lines = OPTION_REGIONS[match[1]](*table.options_of(match[2], match[3]))
@@ -77,7 +81,7 @@ def region(what: str, indent: str, table: Table) -> str:
     names = [
         *REGIONS,
         "enums",
-        *(f"{name} of FUNCTION" for name in ("table", "metrics", *OPTION_REGIONS)),
+        *(f"{name} of FUNCTION" for name in ("table", "metrics", "rows", *OPTION_REGIONS)),
     ]
     raise TableError(f"no region {what!r}, there are {', '.join(names)}")
 
@@ -87,7 +91,9 @@ def with_regions(path: str, text: str, table: Table) -> str:
 
     def made(match: re.Match[str]) -> str:
         found = region(match["what"], match["indent"], table)
-        return match["head"] + (found.replace("Tensor", "Array") if in_jax else found)
+        for name, of_jax in IN_JAX.items() if in_jax else ():
+            found = found.replace(name, of_jax)
+        return match["head"] + found
 
     try:
         new, count = _REGION.subn(made, text)
@@ -105,7 +111,11 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
         if " generated: " in (text := path.read_text()):
             found[path] = with_regions(str(path.relative_to(root)), text, table)
     whole = "".join(found.values())
-    for name in [*REGIONS, "enums", *(f"{name} of" for name in ("metrics", *OPTION_REGIONS))]:
+    for name in [
+        *REGIONS,
+        "enums",
+        *(f"{name} of" for name in ("metrics", "rows", *OPTION_REGIONS)),
+    ]:
         if f" generated: {name}" not in whole:
             raise TableError(f"no file has the region {name!r}")
     return found | {root / path: make(table) for path, make in WHOLE.items()}

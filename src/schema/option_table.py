@@ -129,6 +129,7 @@ class Function(Struct):
     tensors: Sequence[Tensor]
     linear_doc: str = ""
     pass_first: bool = False
+    rows: Sequence[Tensor] = ()
 
     @property
     def row_inputs(self) -> list[Tensor]:
@@ -310,4 +311,8 @@ def _function(raw: Any, name: str, tensors: Mapping[str, Tensor]) -> Function:
     names = [*given["tensors"], *raw["shared"]["tensors"]]
     _check(f"{place}.tensors", names, tensors)
     metrics = _enum(f"{place}.metrics", "metric", given["metrics"]) if function.metrics else None
-    return replace(function, tensors=[tensors[each] for each in names], metrics=metrics)
+    taken = [tensors[each] for each in names]
+    outputs = [tensor.name for tensor in taken if tensor.role == "row_output"]
+    _check(f"{place}.rows", function.rows, outputs)
+    rows = [tensors[each] for each in function.rows or outputs]
+    return replace(function, tensors=taken, metrics=metrics, rows=rows)

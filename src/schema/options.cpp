@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/enumerators.h"
+
 namespace tileloss::impl {
 namespace {
 
@@ -44,12 +46,13 @@ void write(void* options, std::size_t offset, T value) {
 }
 
 double number_of(const tileloss_field& f, const void* options) {
-  switch (f.type) {
+  switch (as_enum<TILELOSS_FIELD_DOUBLE>(f.type)) {
     case TILELOSS_FIELD_INT64: return static_cast<double>(read<std::int64_t>(options, f.offset));
     case TILELOSS_FIELD_CHOICE: return read<std::int32_t>(options, f.offset);
     case TILELOSS_FIELD_SCALAR: return scalar_value(read<tileloss_scalar>(options, f.offset));
-    default: return read<double>(options, f.offset);
+    case TILELOSS_FIELD_DOUBLE: break;
   }
+  return read<double>(options, f.offset);
 }
 
 // Whether a field has a number other than its default, or takes it from behind a pointer.
@@ -71,11 +74,11 @@ void fill_defaults(Fields fields, void* options, std::size_t options_size) {
   std::memset(options, 0, options_size);
   write(options, 0, options_size);
   for (const tileloss_field& f : fields) {
-    switch (f.type) {
+    switch (as_enum<TILELOSS_FIELD_DOUBLE>(f.type)) {
+      case TILELOSS_FIELD_DOUBLE: write(options, f.offset, f.default_value); break;
       case TILELOSS_FIELD_INT64: write(options, f.offset, static_cast<std::int64_t>(f.default_value)); break;
       case TILELOSS_FIELD_CHOICE: write(options, f.offset, static_cast<std::int32_t>(f.default_value)); break;
       case TILELOSS_FIELD_SCALAR: write(options, f.offset, tileloss_scalar{f.default_value, nullptr}); break;
-      default: write(options, f.offset, f.default_value); break;
     }
   }
 }
@@ -114,7 +117,8 @@ Status check_effects(Fields fields, const void* options) {
 
 void hash_options(Fields fields, const void* options, Fingerprint& hash) {
   for (const tileloss_field& f : fields) {
-    switch (f.type) {
+    switch (as_enum<TILELOSS_FIELD_DOUBLE>(f.type)) {
+      case TILELOSS_FIELD_DOUBLE: hash.add(read<double>(options, f.offset)); break;
       case TILELOSS_FIELD_INT64: hash.add(read<std::int64_t>(options, f.offset)); break;
       case TILELOSS_FIELD_CHOICE: hash.add(read<std::int32_t>(options, f.offset)); break;
       case TILELOSS_FIELD_SCALAR: {
@@ -122,7 +126,6 @@ void hash_options(Fields fields, const void* options, Fingerprint& hash) {
         hash.add(scalar.pointer == nullptr && is_absent(f, scalar.value));
         break;
       }
-      default: hash.add(read<double>(options, f.offset)); break;
     }
   }
 }
@@ -146,10 +149,11 @@ Status find_field(Fields fields, const char* function, const char* name, const t
 Status set_number(Fields fields, const char* function, const char* name, double value, void* options) {
   const tileloss_field* f = nullptr;
   if (Status s = find_field(fields, function, name, &f); !s.ok()) return s;
-  switch (f->type) {
+  switch (as_enum<TILELOSS_FIELD_DOUBLE>(f->type)) {
     case TILELOSS_FIELD_SCALAR: write(options, f->offset, tileloss_scalar{value, nullptr}); return {};
     case TILELOSS_FIELD_DOUBLE: write(options, f->offset, value); return {};
-    default: break;
+    case TILELOSS_FIELD_INT64:
+    case TILELOSS_FIELD_CHOICE: break;
   }
   const bool is_whole = std::fabs(value) < 0x1p62 && value == std::trunc(value);
   if (!is_whole || (f->type == TILELOSS_FIELD_CHOICE && !in_range(*f, value))) return expected(name, range(*f), text(value));

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "core/enumerators.h"
+
 namespace tileloss::impl {
 namespace {
 
@@ -49,13 +51,13 @@ constexpr TensorSlot kSlots[] = {
     {"bias", &A::bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kFromHidden, kWithVocabulary, false, 0},
     {"dbias", &A::dbias, nullptr, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kColumns, kFromHidden, kWithGradient, false, 0},
     {"loss", &A::loss, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kLosses, kLosses, kAll, false, 0},
-    {"logp", &A::logp, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget},
-    {"lse", &A::lse, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget},
-    {"entropy", &A::entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ENTROPY_SUM},
-    {"argmax", &A::argmax, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_INT64), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
-    {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
-    {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_COLLISION_SUM},
-    {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_SMOOTHING_SUM},
+    {"logp", &A::logp, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"lse", &A::lse, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"entropy", &A::entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
+    {"argmax", &A::argmax, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_INT64), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
+    {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
+    {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_COLLISION_SUM},
+    {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_SMOOTHING_SUM},
     {"teacher_logits", nullptr, &A::teacher_logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTeacherLogits, kWithVocabulary, true, 0},
     {"teacher_hidden", nullptr, &A::teacher_hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHidden, kTeacherHead, kWithVocabulary, true, 0},
     {"teacher_head", nullptr, &A::teacher_head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHead, kTeacherHead, kWithVocabulary, true, 0},
@@ -63,9 +65,9 @@ constexpr TensorSlot kSlots[] = {
     {"teacher_ids", nullptr, &A::teacher_ids, TILELOSS_ROLE_INPUT, kInteger, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
     {"teacher_logprobs", nullptr, &A::teacher_logprobs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
     {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary, false, 0},
-    {"divergence", &A::divergence, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget},
-    {"teacher_entropy", &A::teacher_entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ENTROPY_SUM},
-    {"agreement", &A::agreement, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumTarget | TILELOSS_STATE_ARGMAX},
+    {"divergence", &A::divergence, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"teacher_entropy", &A::teacher_entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
+    {"agreement", &A::agreement, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
     {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll, false, 0},
     // end of generated
     // clang-format on
@@ -74,7 +76,7 @@ constexpr TensorSlot kSlots[] = {
 constexpr StateArray kStateArrays[] = {
     {"row_state.max", TILELOSS_STATE_MAX, &tileloss_row_state::max},
     {"row_state.sum", TILELOSS_STATE_SUM, &tileloss_row_state::sum},
-    {"row_state.target", TILELOSS_STATE_TARGET, &tileloss_row_state::target},
+    {"row_state.label_logit", TILELOSS_STATE_LABEL_LOGIT, &tileloss_row_state::label_logit},
     {"row_state.entropy_sum", TILELOSS_STATE_ENTROPY_SUM, &tileloss_row_state::entropy_sum},
     {"row_state.collision_sum", TILELOSS_STATE_COLLISION_SUM, &tileloss_row_state::collision_sum},
     {"row_state.smoothing_sum", TILELOSS_STATE_SMOOTHING_SUM, &tileloss_row_state::smoothing_sum},
@@ -127,17 +129,20 @@ std::vector<tileloss_tensor> tensors_of(std::uint32_t groups) {
 }
 
 std::int64_t element_bytes(tileloss_dtype t) {
-  switch (t) {
+  switch (as_enum<TILELOSS_NONE>(t)) {
     case TILELOSS_INT64: return 8;
     case TILELOSS_FLOAT32:
     case TILELOSS_INT32: return 4;
     case TILELOSS_UINT8: return 1;
-    default: return 2;
+    case TILELOSS_NONE:
+    case TILELOSS_BFLOAT16:
+    case TILELOSS_FLOAT16: break;
   }
+  return 2;
 }
 
 const char* dtype_name(tileloss_dtype t) {
-  switch (t) {
+  switch (as_enum<TILELOSS_NONE>(t)) {
     case TILELOSS_NONE: return "none";
     case TILELOSS_FLOAT32: return "float32";
     case TILELOSS_BFLOAT16: return "bfloat16";
@@ -145,8 +150,8 @@ const char* dtype_name(tileloss_dtype t) {
     case TILELOSS_INT32: return "int32";
     case TILELOSS_INT64: return "int64";
     case TILELOSS_UINT8: return "uint8";
-    default: return "an unknown dtype";
   }
+  return "an unknown dtype";
 }
 
 std::span<const StateArray> state_arrays() { return kStateArrays; }

@@ -35,7 +35,7 @@ enum TensorGroups : std::uint32_t {
 };
 
 // The arrays that every saved row state holds.
-inline constexpr std::uint32_t kMaxSumTarget = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_TARGET;
+inline constexpr std::uint32_t kMaxSumLabelLogit = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_LABEL_LOGIT;
 
 // The rule for a tensor's size; tileloss_tensor has the letters.
 enum class Shape {

@@ -313,7 +313,7 @@ def tensor_slots(table: Table) -> str:
         places = f"nullptr, {place}" if tensor.is_matrix else f"{place}, nullptr"
         passes, held = {"gradient": "kWithGradient"}.get(tensor.role, "kAll"), "0"
         if tensor.role == "row_output":
-            passes, held = "kWithValue | kBackward", states(tensor.needs, "kMaxSumTarget")
+            passes, held = "kWithValue | kBackward", states(tensor.needs, "kMaxSumLabelLogit")
         elif tensor.role == "input" and (tensor.is_matrix or tensor.passes):
             passes = "kWithVocabulary"
         group = f"k{camel(tensor.group)}" if tensor.group else "0"

@@ -70,15 +70,15 @@ def names_in_torch(table: Table) -> str:
     return "".join(f'    "{tensor.name}": "{tensor.in_torch}",\n' for tensor in renamed)
 
 
-def row_outputs(table: Table) -> str:
-    """Fields of what logprobs gives; a comment stands above its line where it would make that too long for ruff."""
+def rows(function: Function) -> str:
+    """Fields of what it gives of each row; a comment stands above its line where it would make that too long for ruff."""
     text = ""
-    for tensor in (tensor for _, members in table.sections for tensor in members):
-        if tensor.role == "row_output" and not tensor.group:
-            field = f"    {tensor.name}: Tensor | None = None"
-            said = f"# {tensor.dtypes.name.replace('uint8', 'bool')}: {tensor.doc}"
-            fits = len(field) + 2 + len(said) <= 100
-            text += f"{field}  {said}\n" if fits else f"    {said}\n{field}\n"
+    for tensor in function.rows:
+        field = f"    {tensor.name}: Tensor | None = None"
+        dtype, doc = tensor.dtypes.name.replace("uint8", "bool"), tensor.doc.removeprefix("out: ")
+        said = f"# {dtype}: {doc}"
+        fits = len(field) + 2 + len(said) <= 100
+        text += f"{field}  {said}\n" if fits else f"    {said}\n{field}\n"
     return text
 
 

@@ -298,7 +298,7 @@ std::vector<std::string> schedule_names() {
 
 std::vector<std::string> cuda_kernel_names() { return {std::begin(kKernelNames), std::end(kKernelNames)}; }
 
-tileloss_plan_options KernelWishes::plan_options() const {
+tileloss_plan_options KernelHints::plan_options() const {
   tileloss_plan_options options;
   tileloss_plan_options_init(&options);
   options.cpu.isa = find_name<tileloss_isa>(isa, isa_count(), tileloss_isa_name, "instruction set");
@@ -314,8 +314,8 @@ tileloss_plan_options KernelWishes::plan_options() const {
   return options;
 }
 
-tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelWishes& wishes) {
-  const tileloss_plan_options options = wishes.plan_options();
+tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelHints& hints) {
+  const tileloss_plan_options options = hints.plan_options();
   tileloss_plan plan;
   tileloss_plan_init(&plan);
   check_status(tileloss_make_plan(function.name().c_str(), pass, &args, function.options(), &options, nullptr, &plan),

@@ -108,7 +108,7 @@ std::vector<std::string> cuda_kernel_names();
 inline constexpr int64_t kMaxThreads = 1024;
 
 // What --isa, --threads, ... and the config's kernel section ask of the planner; of a GPU's all but isa and threads.
-struct KernelWishes {
+struct KernelHints {
   std::string isa = "auto";
   std::string schedule = "auto";
   int64_t threads = 0;
@@ -121,7 +121,7 @@ struct KernelWishes {
   tileloss_plan_options plan_options() const;
 };
 
-tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelWishes& wishes);
+tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelHints& hints);
 void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
           const tileloss_run* run = nullptr);
 

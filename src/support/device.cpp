@@ -34,20 +34,20 @@ const impl::Backend& Device::backend() const {
   return *backend;
 }
 
-void Device::check_wishes(const KernelWishes& wishes, bool is_linear) const {
-  const auto refuse = [&](const char* wish, const std::string& default_value, const std::string& given) {
+void Device::check_hints(const KernelHints& hints, bool is_linear) const {
+  const auto refuse = [&](const char* hint, const std::string& default_value, const std::string& given) {
     if (given == default_value) return;
-    throw ToolError(kExitUsage, formatted("{}: expected {} on {}{}, got {}", wish, default_value, name_,
+    throw ToolError(kExitUsage, formatted("{}: expected {} on {}{}, got {}", hint, default_value, name_,
                                           is_linear ? " with the LM head" : " from logits", given));
   };
-  if (!has_kernels(is_linear)) refuse("cuda_kernel", "auto", wishes.cuda_kernel);
+  if (!has_kernels(is_linear)) refuse("cuda_kernel", "auto", hints.cuda_kernel);
   if (is_cpu()) return;
-  refuse("isa", "auto", wishes.isa);
-  refuse("threads", "0", std::to_string(wishes.threads));
+  refuse("isa", "auto", hints.isa);
+  refuse("threads", "0", std::to_string(hints.threads));
   if (is_linear) return;
-  refuse("schedule", "auto", wishes.schedule);
-  refuse("row_block", "0", std::to_string(wishes.row_block));
-  refuse("vocab_block", "0", std::to_string(wishes.vocab_block));
+  refuse("schedule", "auto", hints.schedule);
+  refuse("row_block", "0", std::to_string(hints.row_block));
+  refuse("vocab_block", "0", std::to_string(hints.vocab_block));
 }
 
 void Device::use() const {

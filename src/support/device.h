@@ -23,10 +23,10 @@ class Device {
   int32_t index() const { return index_; }
   // Throws ToolError (environment) where there is no such device.
   impl::DeviceMemory& memory() const { return *backend().memory(); }
-  // Whether its planner has a choice of kernels: KernelWishes::cuda_kernel.
+  // Whether its planner has a choice of kernels: KernelHints::cuda_kernel.
   bool has_kernels(bool is_linear) const { return !is_cpu() && !is_linear; }
-  // Throws ToolError (usage) naming a wish that the planner of such a function there has no use for.
-  void check_wishes(const KernelWishes& wishes, bool is_linear) const;
+  // Throws ToolError (usage) naming a hint that the planner of such a function there has no use for.
+  void check_hints(const KernelHints& hints, bool is_linear) const;
   // From here on all calls of this process run there, over copies of their tensors; plans are the device's. Throws as memory().
   void use() const;
   // Throws what the device said: OutOfMemory, or ToolError (environment).

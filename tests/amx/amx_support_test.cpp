@@ -75,10 +75,10 @@ struct Outcome {
 Outcome run_linear(tileloss_isa isa) {
   LinearCase c({.row = {.rows = 20, .vocab = 100, .seed = 1}, .hidden = 40});
   const tileloss_cross_entropy_options options = cross_entropy_options();
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.isa = isa;
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.isa = isa;
   Outcome outcome;
-  EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, nullptr, &outcome.plan));
+  EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints, nullptr, &outcome.plan));
   EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
   outcome.gradients = c.gradient_bytes();
   return outcome;
@@ -136,15 +136,15 @@ TEST(AmxSupport, AskingForItWhereItIsRefusedIsAnErrorThatSaysWhy) {
   const LinearCase c({.row = {.rows = 2, .vocab = 10}, .hidden = 4});
   tileloss_plan plan;
   tileloss_plan_init(&plan);
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.isa = TILELOSS_ISA_AVX512_AMX;
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.isa = TILELOSS_ISA_AVX512_AMX;
   const auto make_plan = [&] {
-    return tileloss_make_plan("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &wishes, nullptr, &plan);
+    return tileloss_make_plan("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &hints, nullptr, &plan);
   };
   const std::string have = "expected one that this build and machine have (avx512_bf16, avx512, avx2, baseline), got ";
   EXPECT_EQ(make_plan(), TILELOSS_UNSUPPORTED);
   EXPECT_EQ(tileloss_last_error(), "isa: " + have + "avx512_amx (AMX: permission refused)");
-  wishes.cpu.isa = TILELOSS_ISA_AUTO;
+  hints.cpu.isa = TILELOSS_ISA_AUTO;
   setenv("TILELOSS_ISA", "avx512_amx", 1);
   EXPECT_EQ(make_plan(), TILELOSS_UNSUPPORTED);
   EXPECT_EQ(tileloss_last_error(), "TILELOSS_ISA: " + have + "\"avx512_amx\" (AMX: permission refused)");

@@ -98,32 +98,32 @@ inline LogitsCaseSpec spec_of_plans() {
 
 // A plan, which must succeed.
 inline tileloss_plan plan_for(const char* function, tileloss_pass pass, const tileloss_args& args, const void* options,
-                              const tileloss_plan_options& wishes = plan_options(), const tileloss_executor* executor = nullptr) {
+                              const tileloss_plan_options& hints = plan_options(), const tileloss_executor* executor = nullptr) {
   auto plan = init<tileloss_plan>();
-  EXPECT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &wishes, executor, &plan)));
+  EXPECT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &hints, executor, &plan)));
   return plan;
 }
 
 inline tileloss_plan plan_of(const LogitsCase& c, const tileloss_cross_entropy_options& options,
-                             const tileloss_plan_options& wishes, tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
-  return plan_for("cross_entropy", pass, c.args(), &options, wishes);
+                             const tileloss_plan_options& hints, tileloss_pass pass = TILELOSS_VALUE_AND_GRAD) {
+  return plan_for("cross_entropy", pass, c.args(), &options, hints);
 }
 
 // Plans and runs. `plan_out`, if given, receives the plan.
 inline testing::AssertionResult runs(const char* function, tileloss_pass pass, const tileloss_args& args, const void* options,
-                                     const tileloss_plan_options& wishes, const tileloss_run* run = nullptr,
+                                     const tileloss_plan_options& hints, const tileloss_run* run = nullptr,
                                      tileloss_plan* plan_out = nullptr) {
   auto plan = init<tileloss_plan>();
   const tileloss_executor* executor = run == nullptr ? nullptr : run->executor;
-  const tileloss_status planned = tileloss_make_plan(function, pass, &args, options, &wishes, executor, &plan);
+  const tileloss_status planned = tileloss_make_plan(function, pass, &args, options, &hints, executor, &plan);
   if (planned != TILELOSS_OK) return succeeds(planned);
   if (plan_out != nullptr) *plan_out = plan;
   return succeeds(tileloss_call(function, pass, &args, options, &plan, run));
 }
 
 inline testing::AssertionResult runs_value_and_grad(LogitsCase& c, const tileloss_cross_entropy_options& options,
-                                                    const tileloss_plan_options& wishes = plan_options()) {
-  return runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes);
+                                                    const tileloss_plan_options& hints = plan_options()) {
+  return runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints);
 }
 
 // The bytes of an output; empty if it is absent.
@@ -172,7 +172,7 @@ class RowStateArrays {
       : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
     state_ = init<tileloss_row_state>();
     state_.rows = rows;
-    float** const arrays[] = {&state_.max,         &state_.sum,           &state_.target,
+    float** const arrays[] = {&state_.max,         &state_.sum,           &state_.label_logit,
                               &state_.entropy_sum, &state_.collision_sum, &state_.smoothing_sum};
     for (std::size_t i = 0; i < std::size(arrays); ++i) *arrays[i] = floats_[i].data();
     state_.argmax = argmax_.data();

@@ -11,14 +11,14 @@
 namespace tileloss::test {
 
 // A valid call, to be corrupted. Rows 4, columns 10. Others have the same members: args(), function, pass, given_options(),
-// wishes.
+// hints.
 struct Call {
   LogitsCase data{{.rows = 4, .vocab = 10, .token_weights = true, .loss_grad = Upstream::kScalar, .extra_outputs = true}};
   std::string function = "cross_entropy";
   tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
   tileloss_cross_entropy_options options;
   tileloss_logprobs_options logprobs;
-  tileloss_plan_options wishes = plan_options();
+  tileloss_plan_options hints = plan_options();
   RowStateArrays state{4};
   float scalar = 0;
 
@@ -78,7 +78,7 @@ void expect_refused(const std::vector<CorruptionOf<CorruptedCall>>& corruptions,
     const char* const function = call.function.c_str();
     auto plan = init<tileloss_plan>();
     const tileloss_status planned =
-        tileloss_make_plan(function, call.pass, &call.args(), call.given_options(), &call.wishes, nullptr, &plan);
+        tileloss_make_plan(function, call.pass, &call.args(), call.given_options(), &call.hints, nullptr, &plan);
     if (when == When::kPlan) {
       EXPECT_TRUE(names(s, planned));
       EXPECT_EQ(plan.workspace_bytes, 0) << s.argument;
@@ -87,8 +87,8 @@ void expect_refused(const std::vector<CorruptionOf<CorruptedCall>>& corruptions,
       EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), &plan, nullptr)));
     }
     // What only the planner is told.
-    const bool is_wish = call.wishes.workspace_bytes != 0 || call.wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO;
-    if (!is_wish) {
+    const bool is_hint = call.hints.workspace_bytes != 0 || call.hints.cpu.schedule != TILELOSS_SCHEDULE_AUTO;
+    if (!is_hint) {
       EXPECT_TRUE(names(s, tileloss_call(function, call.pass, &call.args(), call.given_options(), nullptr, nullptr)));
     }
     EXPECT_TRUE(same_bits(outputs_of(original), outputs)) << s.argument;

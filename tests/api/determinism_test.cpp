@@ -92,11 +92,11 @@ TEST_P(Determinism, ThreadsAndRowBlocksChangeNoBit) {
     std::vector<unsigned char> expected;
     for (const int threads : {1, 2, 3, 5, 8, 16}) {
       for (const std::int64_t row_block : {0, 1, 3, 8, 64, 1000}) {
-        tileloss_plan_options wishes = with_schedule(schedule);
-        wishes.cpu.threads = threads;
-        wishes.cpu.row_block = row_block;
+        tileloss_plan_options hints = with_schedule(schedule);
+        hints.cpu.threads = threads;
+        hints.cpu.row_block = row_block;
         c.reset();
-        ASSERT_TRUE(runs_value_and_grad(c, options(), wishes));
+        ASSERT_TRUE(runs_value_and_grad(c, options(), hints));
         const auto outputs = outputs_of(c.args());
         if (expected.empty()) expected = outputs;
         ASSERT_TRUE(same_bits(outputs, expected)) << threads << " threads, row_block " << row_block;
@@ -112,10 +112,10 @@ TEST_P(Determinism, TheScalarLossHasTheSameBitsForAnyNumberOfThreads) {
     const tileloss_cross_entropy_options o{.reduction = reduction};
     std::vector<unsigned char> expected;
     for (int threads = 1; threads <= 16; ++threads) {
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.threads = threads;
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.threads = threads;
       c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, o, wishes));
+      ASSERT_TRUE(runs_value_and_grad(c, o, hints));
       if (expected.empty()) expected = outputs_of(c.args());
       ASSERT_TRUE(same_bits(outputs_of(c.args()), expected)) << threads;
     }
@@ -147,15 +147,15 @@ TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
     for (const double softcap : {0.0, 30.0, 200.0}) {
       tileloss_cross_entropy_options o = options();
       o.logit.softcap = softcap;
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.vocab_block = kBlock;
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.vocab_block = kBlock;
       c.reset();
-      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, wishes));
+      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, hints));
       ASSERT_TRUE(agrees(check_cross_entropy(c, o))) << mask << ", softcap " << softcap;
       const auto loss = bytes_of(c.args().loss), logp = bytes_of(c.args().logp), lse = bytes_of(c.args().lse);
       c.reset();
       c.args().entropy = c.args().log_sum_sq_probs = tileloss_vector{};
-      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, wishes));
+      ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &o, hints));
       ASSERT_TRUE(agrees(check_cross_entropy(c, o))) << mask << ", softcap " << softcap;
       EXPECT_TRUE(same_bits(bytes_of(c.args().loss), loss)) << mask << ", softcap " << softcap;
       EXPECT_TRUE(same_bits(bytes_of(c.args().logp), logp)) << mask << ", softcap " << softcap;

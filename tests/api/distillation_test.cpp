@@ -1,4 +1,6 @@
 // Distillation against the oracle: every divergence, all pairs of options, special values, and what is refused.
+// On toy and cuda: Distillation.
+// On cuda: DistillationRows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -51,7 +53,7 @@ TEST_P(Distillation, AgreesForAllPairsOfOptions) {
       set_number(s, options.teacher_temperature, numbers.teacher_temperature, s.number("teacher_temperature"));
     }
     PairCase c(spec);
-    const auto ran = run_passes("distillation", s.level("passes"), c.student(), &options, wishes_of(s));
+    const auto ran = run_passes("distillation", s.level("passes"), c.student(), &options, hints_of(s));
     return ran ? agrees(check_distillation(c, options)) : ran;
   };
   std::vector<Forbidden> forbidden = loss_forbidden();
@@ -200,10 +202,10 @@ TEST(DistillationRows, HaveTheSameBitsForAnyThreadsAndBlocks) {
     const tileloss_distillation_options options = distillation_options(kind);
     const auto results = [&](std::int32_t threads, std::int64_t row_block) {
       PairCase c(spec);
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.threads = threads;
-      wishes.cpu.row_block = row_block;
-      EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.threads = threads;
+      hints.cpu.row_block = row_block;
+      EXPECT_TRUE(runs("distillation", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints));
       std::vector<double> all = {static_cast<double>(float_at(c.args().loss, 0))};
       for (std::int64_t i = 0; i < 33; ++i) {
         for (std::int64_t j = 0; j < 3001; ++j) all.push_back(c.student().dlogit(i, j));

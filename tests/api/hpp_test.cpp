@@ -204,7 +204,7 @@ TEST_F(CppFace, BackwardTakesTheForwardsRowState) {
   ASSERT_TRUE(succeeds(cross_entropy(args)));
   EXPECT_NEAR(state.max()[0], std::log(3.0), kTolerance);
   EXPECT_NEAR(state.sum()[0], 4.0 / 3, kTolerance) << "the label's column is left out: (1 + 3) / 3";
-  EXPECT_NEAR(state.target()[0], std::log(2.0), kTolerance);
+  EXPECT_NEAR(state.label_logit()[0], std::log(2.0), kTolerance);
   const std::vector<float> upstream = {2};
   args.loss_grad = upstream;
   args.loss = {};
@@ -336,7 +336,7 @@ TEST_F(CppFace, APlanFitsOnlyWhatWasPlanned) {
             StatusCode::kPlanMismatch);
 }
 
-TEST_F(CppFace, PlannersWishesAreKept) {
+TEST_F(CppFace, PlannersHintsAreKept) {
   const auto [status, plan] = tileloss::plan(Pass::kValueAndGrad, cross_entropy_args(), {},
                                              {.cpu = {.isa = Isa::kBaseline, .schedule = Schedule::kSweeps}});
   ASSERT_TRUE(succeeds(status));
@@ -404,7 +404,7 @@ TEST(RowStateOwner, StartsAsTheIdentity) {
   const RowState state(2, {.entropy_sum = true, .argmax = true});
   EXPECT_EQ(state.rows(), 2);
   EXPECT_EQ(state.max()[1], -kInfinity);
-  EXPECT_EQ(state.target()[1], -kInfinity);
+  EXPECT_EQ(state.label_logit()[1], -kInfinity);
   EXPECT_EQ(state.sum()[1], 0);
   EXPECT_EQ(state.entropy_sum()[1], 0);
   EXPECT_EQ(state.argmax()[1], -1);
@@ -422,12 +422,12 @@ TEST(RowStateOwner, AgreesWithTheAbiOnTheIdentity) {
   const RowState expected(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
   RowState state(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
   tileloss_row_state& c = *state.c();
-  c.max[0] = c.sum[0] = c.target[0] = c.entropy_sum[0] = c.collision_sum[0] = c.smoothing_sum[0] = 5;
+  c.max[0] = c.sum[0] = c.label_logit[0] = c.entropy_sum[0] = c.collision_sum[0] = c.smoothing_sum[0] = 5;
   c.argmax[0] = 5;
   ASSERT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK);
   EXPECT_EQ(state.max()[0], expected.max()[0]);
   EXPECT_EQ(state.sum()[0], expected.sum()[0]);
-  EXPECT_EQ(state.target()[0], expected.target()[0]);
+  EXPECT_EQ(state.label_logit()[0], expected.label_logit()[0]);
   EXPECT_EQ(state.entropy_sum()[0], expected.entropy_sum()[0]);
   EXPECT_EQ(state.collision_sum()[0], expected.collision_sum()[0]);
   EXPECT_EQ(state.smoothing_sum()[0], expected.smoothing_sum()[0]);
@@ -448,7 +448,7 @@ TEST_F(CppFace, MergedShardsGiveTheWholeRow) {
   ASSERT_TRUE(succeeds(
       cross_entropy({.logits = Matrix<const float>(logits_.data() + 2, 2, 1, 3), .labels = labels_, .row_state = second.c()},
                     {.logit = second_columns, .label_smoothing = 0.3})));
-  EXPECT_EQ(second.target()[0], -kInfinity) << "the shard without the label";
+  EXPECT_EQ(second.label_logit()[0], -kInfinity) << "the shard without the label";
   ASSERT_TRUE(succeeds(first.merge(second)));
   EXPECT_EQ(first.smoothing_weight(), 3);
 

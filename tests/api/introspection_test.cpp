@@ -134,7 +134,7 @@ TEST(Introspection, StateArraysAreThoseThatARowOutputNeeds) {
   const std::pair<std::uint32_t, float * tileloss_row_state::*> floats[] = {
       {TILELOSS_STATE_MAX, &tileloss_row_state::max},
       {TILELOSS_STATE_SUM, &tileloss_row_state::sum},
-      {TILELOSS_STATE_TARGET, &tileloss_row_state::target},
+      {TILELOSS_STATE_LABEL_LOGIT, &tileloss_row_state::label_logit},
       {TILELOSS_STATE_ENTROPY_SUM, &tileloss_row_state::entropy_sum},
       {TILELOSS_STATE_COLLISION_SUM, &tileloss_row_state::collision_sum},
       {TILELOSS_STATE_SMOOTHING_SUM, &tileloss_row_state::smoothing_sum}};

@@ -23,24 +23,24 @@ struct HeadShape {
   tileloss_isa isa = TILELOSS_ISA_AUTO;
 };
 
-inline std::string name_of(const LinearCaseSpec& s, const tileloss_plan_options& wishes = plan_options()) {
+inline std::string name_of(const LinearCaseSpec& s, const tileloss_plan_options& hints = plan_options()) {
   return "N " + std::to_string(s.row.rows) + " V " + std::to_string(s.row.vocab) + " H " + std::to_string(s.hidden) + " hidden " +
          format_info(s.format).name + " head " + format_info(s.head_format).name + " layout " +
          std::to_string(static_cast<int>(s.head_layout)) + " float32 dhead " + std::to_string(s.float32_dhead) + " accumulate " +
-         std::to_string(s.accumulate) + " schedule " + std::to_string(wishes.cpu.schedule) + " row_block " +
-         std::to_string(wishes.cpu.row_block);
+         std::to_string(s.accumulate) + " schedule " + std::to_string(hints.cpu.schedule) + " row_block " +
+         std::to_string(hints.cpu.row_block);
 }
 
 inline testing::AssertionResult value_and_grad_agrees(LinearCase& c, const tileloss_cross_entropy_options& options,
-                                                      const tileloss_plan_options& wishes = plan_options()) {
+                                                      const tileloss_plan_options& hints = plan_options()) {
   const auto given = c.with_linear(options);
-  const auto ran = runs("linear_cross_entropy", kBoth, c.args(), &given, wishes);
+  const auto ran = runs("linear_cross_entropy", kBoth, c.args(), &given, hints);
   return ran ? agrees(check_linear_cross_entropy(c, options)) : ran;
 }
 inline testing::AssertionResult value_and_grad_agrees(const LinearCaseSpec& spec, const tileloss_cross_entropy_options& options,
-                                                      const tileloss_plan_options& wishes) {
+                                                      const tileloss_plan_options& hints) {
   LinearCase c(spec);
-  return value_and_grad_agrees(c, options, wishes) << name_of(spec, wishes);
+  return value_and_grad_agrees(c, options, hints) << name_of(spec, hints);
 }
 
 inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tileloss_schedule schedule = TILELOSS_SCHEDULE_AUTO,
@@ -60,11 +60,11 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
   }
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, shape.rows);
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
-  tileloss_plan_options wishes = with_schedule(schedule);
-  wishes.workspace_bytes = budget;
-  wishes.cpu.threads = shape.threads;
-  wishes.cpu.isa = shape.isa;
-  return plan_for("linear_cross_entropy", kBoth, args, &options, wishes);
+  tileloss_plan_options hints = with_schedule(schedule);
+  hints.workspace_bytes = budget;
+  hints.cpu.threads = shape.threads;
+  hints.cpu.isa = shape.isa;
+  return plan_for("linear_cross_entropy", kBoth, args, &options, hints);
 }
 
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
@@ -87,13 +87,13 @@ struct KeptRun {
 };
 
 // In a workspace of as many bytes as were planned, a page without access behind them.
-inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& wishes,
+inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& options, const tileloss_plan_options& hints,
                           std::size_t plan_size = sizeof(tileloss_plan)) {
   KeptRun r;
   const auto given = c.with_linear(options);
   tileloss_plan_init(&r.plan);
   r.plan.struct_size = plan_size;
-  const tileloss_status planned = tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &given, &wishes, nullptr, &r.plan);
+  const tileloss_status planned = tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &given, &hints, nullptr, &r.plan);
   EXPECT_TRUE(succeeds(planned));
   if (planned != TILELOSS_OK) return r;
   const tools::GuardBuffer workspace(static_cast<std::size_t>(r.plan.workspace_bytes), tools::Flush::kRight);
@@ -111,11 +111,11 @@ inline KeptRun run_within(LinearCase& c, const tileloss_cross_entropy_options& o
 inline constexpr std::int32_t kPlannedThreads = 8;
 
 inline tileloss_plan_options stash_of_columns(std::int64_t budget = 0) {
-  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-  wishes.cpu.threads = kPlannedThreads;
-  wishes.cpu.vocab_block = 64;
-  wishes.workspace_bytes = budget;
-  return wishes;
+  tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_STASH);
+  hints.cpu.threads = kPlannedThreads;
+  hints.cpu.vocab_block = 64;
+  hints.workspace_bytes = budget;
+  return hints;
 }
 
 // The workspace that keeps this share of the columns with chunks of 2048, of those rows that dhead does not hold.

@@ -1,4 +1,5 @@
 // Labels: their types and strides, which are refused, and which rows do not count.
+// On toy and cuda: LabelsOf.
 #include <gtest/gtest.h>
 
 #include <limits>

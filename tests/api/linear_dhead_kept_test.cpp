@@ -154,9 +154,9 @@ TEST_P(LinearInDhead, ThreadsDoNotChangeABit) {
   LinearCase c(spec_of(GetParam(), 45));
   std::vector<unsigned char> first;
   for (const int threads : {1, 2, 5}) {
-    tileloss_plan_options wishes = stash_of_columns();
-    wishes.cpu.threads = threads;
-    const KeptRun r = run_within(c, options, wishes);
+    tileloss_plan_options hints = stash_of_columns();
+    hints.cpu.threads = threads;
+    const KeptRun r = run_within(c, options, hints);
     EXPECT_GT(r.plan.cpu.kept_rows, 0);
     if (first.empty()) first = r.bytes;
     EXPECT_TRUE(same_bits(r.bytes, first)) << threads;

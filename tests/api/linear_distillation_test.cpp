@@ -1,5 +1,6 @@
 // linear_distillation, two LM heads: where logits wait, the bits of any plan, equal heads, and what is refused. Against the
 // oracle in every combination of options: linear_property_test.cpp.
+// On cuda: LinearDistillationRows.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -49,19 +50,19 @@ TEST(LinearDistillationBits, AreTheSameForAnyThreadsAndWorkspace) {
     const auto bytes = [&](std::int32_t threads, bool is_tight) {
       LinearPair c(waiting_spec(MatrixLayout::kRows, false));
       const auto options = c.student().with_linear(distillation_options(TILELOSS_JSD));
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.threads = threads;
-      wishes.cpu.row_block = row_block;
-      wishes.cpu.chunk_columns = 512;
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.threads = threads;
+      hints.cpu.row_block = row_block;
+      hints.cpu.chunk_columns = 512;
       if (is_tight) {  // as little as the message says
-        wishes.workspace_bytes = 1;
+        hints.workspace_bytes = 1;
         auto plan = init<tileloss_plan>();
-        EXPECT_EQ(tileloss_make_plan(kFunction, kBoth, &c.args(), &options, &wishes, nullptr, &plan),
+        EXPECT_EQ(tileloss_make_plan(kFunction, kBoth, &c.args(), &options, &hints, nullptr, &plan),
                   TILELOSS_WORKSPACE_TOO_SMALL);
-        wishes.workspace_bytes =
+        hints.workspace_bytes =
             std::stoll(std::string(tileloss_last_error()).substr(std::strlen("workspace_bytes: expected at least ")));
       }
-      EXPECT_TRUE(runs(kFunction, kBoth, c.args(), &options, wishes));
+      EXPECT_TRUE(runs(kFunction, kBoth, c.args(), &options, hints));
       return outputs_of(c.args());
     };
     const std::vector<unsigned char> wanted = bytes(1, false);

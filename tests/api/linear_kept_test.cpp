@@ -127,8 +127,8 @@ TEST_P(LinearKept, TheLeastThatAStashTakesIsSaidAndIsEnough) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
   LinearCase c(kept_spec(GetParam(), 32));
   auto plan = init<tileloss_plan>();
-  const tileloss_plan_options wishes = stash_of_columns(64);
-  ASSERT_EQ(tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &wishes, nullptr, &plan),
+  const tileloss_plan_options hints = stash_of_columns(64);
+  ASSERT_EQ(tileloss_make_plan("linear_cross_entropy", kBoth, &c.args(), &options, &hints, nullptr, &plan),
             TILELOSS_WORKSPACE_TOO_SMALL);
   const std::string message = tileloss_last_error(), start = "workspace_bytes: expected at least ";
   ASSERT_EQ(message.rfind(start, 0), 0U) << message;
@@ -150,22 +150,22 @@ TEST_P(LinearKept, ThreadsChangeWhatIsKeptButNoBit) {
   with.row.vocab = 12001;
   with.head_layout = MatrixLayout::kGaps;  // a dhead that is not added to in place: no rows at a time
   LinearCase c(with);
-  tileloss_plan_options wishes = stash_of_columns();
-  wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, 0.1);
-  const KeptRun planned = run_within(c, options, wishes);
+  tileloss_plan_options hints = stash_of_columns();
+  hints.workspace_bytes = budget_for(run_within(c, options, hints).plan, 0.1);
+  const KeptRun planned = run_within(c, options, hints);
   std::int64_t before = planned.plan.cpu.kept_columns;
   EXPECT_EQ(planned.plan.cpu.threads, kPlannedThreads);
   for (const int threads : {4, 2, 1}) {
-    wishes.cpu.threads = threads;
-    const KeptRun fewer = run_within(c, options, wishes);
+    hints.cpu.threads = threads;
+    const KeptRun fewer = run_within(c, options, hints);
     EXPECT_EQ(fewer.plan.cpu.threads, threads);
     EXPECT_GE(fewer.plan.cpu.kept_columns, before);
     EXPECT_TRUE(same_bits(fewer.bytes, planned.bytes)) << threads;
     before = fewer.plan.cpu.kept_columns;
   }
   EXPECT_GT(before, planned.plan.cpu.kept_columns);
-  wishes.cpu.threads = 200;  // as many as the budget holds the scratch of
-  const KeptRun more = run_within(c, options, wishes);
+  hints.cpu.threads = 200;  // as many as the budget holds the scratch of
+  const KeptRun more = run_within(c, options, hints);
   EXPECT_GE(more.plan.cpu.threads, kPlannedThreads);
   EXPECT_LT(more.plan.cpu.threads, 200);
   EXPECT_TRUE(same_bits(more.bytes, planned.bytes));
@@ -178,9 +178,9 @@ TEST_P(LinearKept, RowsAtATimeAgree) {
     LinearCaseSpec with = kept_spec(GetParam(), 34);
     with.float32_dhead = float32_dhead;
     LinearCase c(with);
-    tileloss_plan_options wishes = stash_of_columns();
-    wishes.cpu.row_block = 16;
-    const KeptRun r = run_within(c, options, wishes);
+    tileloss_plan_options hints = stash_of_columns();
+    hints.cpu.row_block = 16;
+    const KeptRun r = run_within(c, options, hints);
     EXPECT_LE(r.plan.cpu.row_block, 32);  // whole panels
     EXPECT_EQ(r.plan.cpu.kept_columns, 3001);
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
@@ -191,10 +191,10 @@ TEST_P(LinearKept, RowsAtATimeAgree) {
 TEST_P(LinearKept, AShorterPlanKeepsTheSame) {
   const tileloss_cross_entropy_options options = cross_entropy_options();
   LinearCase c(kept_spec(GetParam(), 35));
-  const tileloss_plan_options wishes = stash_of_columns(budget_for(run_within(c, options, stash_of_columns()).plan, 0.4));
-  const KeptRun whole = run_within(c, options, wishes);
+  const tileloss_plan_options hints = stash_of_columns(budget_for(run_within(c, options, stash_of_columns()).plan, 0.4));
+  const KeptRun whole = run_within(c, options, hints);
   for (const std::size_t size : {offsetof(tileloss_plan, cpu.isa_note), offsetof(tileloss_plan, cpu.kept_columns)}) {
-    const KeptRun shorter = run_within(c, options, wishes, size);
+    const KeptRun shorter = run_within(c, options, hints, size);
     EXPECT_EQ(shorter.plan.workspace_bytes, whole.plan.workspace_bytes);
     EXPECT_EQ(shorter.plan.cpu.kept_columns, size > offsetof(tileloss_plan, cpu.kept_columns) ? whole.plan.cpu.kept_columns : 0);
     EXPECT_TRUE(same_bits(shorter.bytes, whole.bytes));

@@ -1,5 +1,6 @@
 // Random shapes, layouts, options and workspaces of the functions with LM heads, all pairs of them: every case must agree with
 // the oracle in the workspace that was planned.
+// On toy and cuda: RandomLinear.
 #include <gtest/gtest.h>
 
 #include "tests/api/kept_calls.h"
@@ -122,16 +123,16 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
     auto options = options_of<tileloss_cross_entropy_options>(s, spec);
     options.label_smoothing = s.number("label_smoothing");
     options.z_loss = s.number("z_loss");
-    tileloss_plan_options wishes = stash_of_columns();
-    if (s.is("kept", "rows")) wishes.cpu.row_block = 16;
-    if (s.is("kept", "recompute")) wishes.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    tileloss_plan_options hints = stash_of_columns();
+    if (s.is("kept", "rows")) hints.cpu.row_block = 16;
+    if (s.is("kept", "recompute")) hints.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     if (s.is("kept", "0.7") || s.is("kept", "0.4")) {
-      wishes.workspace_bytes = budget_for(run_within(c, options, wishes).plan, s.number("kept"));
+      hints.workspace_bytes = budget_for(run_within(c, options, hints).plan, s.number("kept"));
     }
     // So little that not a tile would be kept: the planner may take recompute.
-    if (wishes.workspace_bytes > 0) wishes.cpu.schedule = TILELOSS_SCHEDULE_AUTO;
-    if (wishes.workspace_bytes == 0) wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
-    const KeptRun r = run_within(c, options, wishes);
+    if (hints.workspace_bytes > 0) hints.cpu.schedule = TILELOSS_SCHEDULE_AUTO;
+    if (hints.workspace_bytes == 0) hints.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
+    const KeptRun r = run_within(c, options, hints);
     const std::int64_t valid = spec.row.valid_vocab < 0 ? spec.row.vocab : spec.row.valid_vocab;
     partly_kept += r.plan.cpu.kept_columns > 0 && r.plan.cpu.kept_columns < valid ? 1 : 0;
     in_dhead += r.plan.cpu.kept_rows > 0 ? 1 : 0;
@@ -181,11 +182,11 @@ TEST_P(RandomLinear, DistillationAgreesForAllPairs) {
     options.scale_by_temperature_squared = s.is("squared", "yes") ? 1 : 0;
     if (!s.is("teacher_softcap", "absent")) options.teacher_softcap = s.number("teacher_softcap");
     if (!s.is("teacher_temperature", "absent")) options.teacher_temperature.value = s.number("teacher_temperature");
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
-    wishes.cpu.row_block = s.integer("row_block");
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
+    hints.cpu.row_block = s.integer("row_block");
     auto plan = init<tileloss_plan>();
-    const auto ran = runs("linear_distillation", kBoth, c.args(), &options, wishes, nullptr, &plan);
+    const auto ran = runs("linear_distillation", kBoth, c.args(), &options, hints, nullptr, &plan);
     if (!ran) return ran;
     in_dhead += plan.cpu.kept_rows > 0 ? 1 : 0;
     in_chunks += plan.cpu.row_block < spec.student.row.rows ? 1 : 0;

@@ -1,5 +1,6 @@
 // What a row's results may not depend on: the rows beside it, and what else is asked for. On logits of every kind, and in
 // bfloat16 products, where a processor with tiles does softmax and dz of many rows at once.
+// On cuda: LinearRows.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,11 +40,11 @@ constexpr Way kWays[] = {{"words in dhead", TILELOSS_SCHEDULE_STASH, SpecialHead
                          {"sweeps", TILELOSS_SCHEDULE_SWEEPS, SpecialHead::kWidth}};
 
 void run(SpecialHead& s, const Way& way, double logit_scale = 1) {
-  tileloss_plan_options wishes = stash_of_columns();
-  wishes.cpu.schedule = way.schedule;
+  tileloss_plan_options hints = stash_of_columns();
+  hints.cpu.schedule = way.schedule;
   s.dhead_stride = way.dhead_stride;
   s.label_smoothing = way.label_smoothing;
-  s.run(wishes, logit_scale);
+  s.run(hints, logit_scale);
 }
 
 TEST(LinearRows, ARowsBitsDoNotDependOnTheRowsBesideIt) {

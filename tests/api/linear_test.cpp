@@ -1,4 +1,5 @@
 // The functions fused with the LM head, through the C ABI, against the oracle.
+// On cuda: Linear, LinearSizes.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -40,9 +41,9 @@ TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
                     .dbias = true,
                     .float32_dbias = float32_dbias});
       const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
-      tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-      wishes.cpu.row_block = 16;
-      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
+      tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_STASH);
+      hints.cpu.row_block = 16;
+      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints));
       const reference::StoredMatrix& view = c.dbias().view();
       std::vector<float>& values = dbias.emplace_back();
       for (std::int64_t v = 0; v < view.rows; ++v) {
@@ -158,10 +159,10 @@ TEST(Linear, ThreadsDoNotChangeABit) {
   std::vector<unsigned char> first;
   for (const int threads : {1, 2, 3, 16}) {
     LinearCase c({.row = {.rows = 90, .vocab = 3000, .seed = 14, .ignore_prob = 0.1}, .hidden = 40, .bias = true, .dbias = true});
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.threads = threads;
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.threads = threads;
     const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes));
+    ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints));
     const std::vector<unsigned char> bytes = outputs_of(c.args());
     if (first.empty()) first = bytes;
     EXPECT_TRUE(same_bits(first, bytes)) << threads;

@@ -1,4 +1,5 @@
 // The functions fused with the LM head: what they refuse and how they say so, workspace, and bits.
+// On cuda: LinearDeterminism.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,7 +18,7 @@ struct LinearCall {
   tileloss_args given = init<tileloss_args>();
   std::string function = "linear_cross_entropy";
   tileloss_cross_entropy_options options = cross_entropy_options();
-  tileloss_plan_options wishes = plan_options();
+  tileloss_plan_options hints = plan_options();
   tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
   RowStateArrays state;
 
@@ -51,9 +52,9 @@ struct LinearCall {
   const void* given_options() const { return &options; }
   tileloss_status plan(tileloss_plan* out) {
     *out = init<tileloss_plan>();
-    return tileloss_make_plan("linear_cross_entropy", pass, &given, &options, &wishes, nullptr, out);
+    return tileloss_make_plan("linear_cross_entropy", pass, &given, &options, &hints, nullptr, out);
   }
-  testing::AssertionResult run() { return runs("linear_cross_entropy", pass, given, &options, wishes); }
+  testing::AssertionResult run() { return runs("linear_cross_entropy", pass, given, &options, hints); }
   std::vector<unsigned char> outputs() const { return outputs_of(given); }
 };
 
@@ -112,7 +113,7 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"accumulate", "false|true", "2", [](LinearCall& c) { c.options.linear.accumulate = 2; }},
        {"options.linear.reserved", "0", "1", [](LinearCall& c) { c.options.linear.reserved[1] = 1; }},
        {"valid_vocab", "<= the logits' columns = 11", "12", [](LinearCall& c) { c.options.logit.valid_vocab = 12; }},
-       {"workspace_bytes", "at least", "a budget of 1", [](LinearCall& c) { c.wishes.workspace_bytes = 1; },
+       {"workspace_bytes", "at least", "a budget of 1", [](LinearCall& c) { c.hints.workspace_bytes = 1; },
         TILELOSS_WORKSPACE_TOO_SMALL}},
       When::kPlan);
 }
@@ -146,11 +147,11 @@ TEST(LinearDeterminism, ThreadsChangeNoBit) {
     for (const tileloss_schedule schedule : kSchedules) {
       LinearCall call(150, 1500, 40);
       call.options.linear.compute_dtype = compute;
-      call.wishes.cpu.schedule = schedule;
-      call.wishes.cpu.row_block = 56;
+      call.hints.cpu.schedule = schedule;
+      call.hints.cpu.row_block = 56;
       std::vector<unsigned char> expected;
       for (const int threads : {1, 2, 3, 5, 8, 16}) {
-        call.wishes.cpu.threads = threads;
+        call.hints.cpu.threads = threads;
         ASSERT_TRUE(call.run());
         if (expected.empty()) expected = call.outputs();
         ASSERT_TRUE(same_bits(call.outputs(), expected)) << threads << " threads, schedule " << schedule;
@@ -165,7 +166,7 @@ TEST(LinearDeterminism, LogpHasTheSameBitsInEveryScheduleAndForAnyRowsBesideIt) 
   for (const tileloss_schedule schedule : kSchedules) {
     for (const std::int64_t rows : {1, 33, 2048}) {
       LinearCall some(rows, 600, 16);
-      some.wishes.cpu.schedule = schedule;
+      some.hints.cpu.schedule = schedule;
       ASSERT_TRUE(some.run());
       EXPECT_EQ(std::memcmp(some.logp.data(), many.logp.data(), some.logp.size() * sizeof(float)), 0) << rows << " " << schedule;
     }
@@ -174,7 +175,7 @@ TEST(LinearDeterminism, LogpHasTheSameBitsInEveryScheduleAndForAnyRowsBesideIt) 
 
 TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
   LinearCall both(70, 900, 24), apart(70, 900, 24);
-  both.wishes.cpu.schedule = TILELOSS_SCHEDULE_SWEEPS;
+  both.hints.cpu.schedule = TILELOSS_SCHEDULE_SWEEPS;
   ASSERT_TRUE(both.run());
   const tileloss_args all = apart.given;
   apart.given.dhidden = apart.given.dhead = {};
@@ -193,21 +194,21 @@ TEST(LinearDeterminism, ForwardAndBackwardApartGiveTheBitsOfSweeps) {
 
 TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   LinearCall call(512, 6000, 64);
-  call.wishes.cpu.threads = 2;  // what a budget has room for depends on their number
+  call.hints.cpu.threads = 2;  // what a budget has room for depends on their number
   tileloss_plan roomy, tight;
-  call.wishes.workspace_bytes = std::int64_t{1} << 30;
+  call.hints.workspace_bytes = std::int64_t{1} << 30;
   ASSERT_TRUE(succeeds(call.plan(&roomy)));
   EXPECT_EQ(roomy.cpu.schedule, TILELOSS_SCHEDULE_STASH);
-  call.wishes.workspace_bytes = 0;
-  call.wishes.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  call.hints.workspace_bytes = 0;
+  call.hints.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   const std::int64_t wide = tight.workspace_bytes;
-  call.wishes.workspace_bytes = wide - 1;  // a narrower chunk of the vocabulary
+  call.hints.workspace_bytes = wide - 1;  // a narrower chunk of the vocabulary
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   EXPECT_LE(tight.workspace_bytes, wide - 1);
   EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   ASSERT_TRUE(call.run());
-  call.wishes.cpu.schedule = TILELOSS_SCHEDULE_AUTO;  // and some logits in what that leaves
+  call.hints.cpu.schedule = TILELOSS_SCHEDULE_AUTO;  // and some logits in what that leaves
   ASSERT_TRUE(succeeds(call.plan(&tight)));
   EXPECT_LE(tight.workspace_bytes, wide - 1);
   EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_STASH);
@@ -215,19 +216,19 @@ TEST(LinearWorkspace, ABudgetIsKeptAndChoosesTheSchedule) {
   EXPECT_LT(tight.cpu.kept_columns, 6000);
   ASSERT_TRUE(call.run());
   for (const int threads : {1, 3, 8}) {
-    call.wishes.cpu.threads = threads;
+    call.hints.cpu.threads = threads;
     ASSERT_TRUE(succeeds(call.plan(&tight)));
     EXPECT_LE(tight.workspace_bytes, wide - 1) << threads << " threads";
     ASSERT_TRUE(call.run());
   }
-  call.wishes.workspace_bytes = 1000;
+  call.hints.workspace_bytes = 1000;
   EXPECT_EQ(call.plan(&tight), TILELOSS_WORKSPACE_TOO_SMALL);
 }
 
 TEST(LinearWorkspace, ThePlanNamesItsBuffers) {
   for (const tileloss_schedule schedule : kSchedules) {
     LinearCall call(130, 700, 33);
-    call.wishes.cpu.schedule = schedule;
+    call.hints.cpu.schedule = schedule;
     tileloss_plan plan;
     ASSERT_TRUE(succeeds(call.plan(&plan)));
     ASSERT_GT(plan.buffer_count, 8);
@@ -252,7 +253,7 @@ TEST(LinearWorkspace, ThePlannedBytesAreEnough) {
       if (all_used) {
         for (std::int64_t i = 0; i < call.rows; ++i) call.labels[static_cast<std::size_t>(i)] = i;
       }
-      call.wishes.cpu.schedule = schedule;
+      call.hints.cpu.schedule = schedule;
       tileloss_plan plan;
       ASSERT_TRUE(succeeds(call.plan(&plan)));
       tools::GuardBuffer buffer(static_cast<std::size_t>(plan.workspace_bytes), tools::Flush::kRight);

@@ -1,6 +1,7 @@
 // The LM head without a bias, in bfloat16: where a processor with tile registers does the softmax beside the products, and packs
 // dz as soon as it is made. Sizes on either side of its registers of 16 and 32 rows, its panels of 48 columns and its blocks of
 // rows.
+// On cuda: LinearWithoutBias.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -31,9 +32,9 @@ TEST(LinearWithoutBias, AgreesAtEverySize) {
     for (const std::int64_t vocab : {1, 47, 49, 193, 401}) {
       for (const std::int64_t hidden : {1, 33, 65}) {
         const LinearCaseSpec spec = spec_of(rows, vocab, hidden, ++seed);
-        tileloss_plan_options wishes = with_schedule(kSchedules[seed % 3]);
-        if (seed % 2 == 0) wishes.cpu.vocab_block = 64;
-        EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), wishes));
+        tileloss_plan_options hints = with_schedule(kSchedules[seed % 3]);
+        if (seed % 2 == 0) hints.cpu.vocab_block = 64;
+        EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), hints));
       }
     }
   }
@@ -50,10 +51,10 @@ TEST(LinearWithoutBias, BlocksOfRowsAgree) {
       LinearCaseSpec spec = spec_of(150, 700, 100, 31);
       spec.float32_dhead = float32_dhead;
       spec.head_layout = layout;
-      tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_STASH);
-      wishes.cpu.row_block = 64;
-      wishes.cpu.chunk_columns = 512;
-      EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), wishes));
+      tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_STASH);
+      hints.cpu.row_block = 64;
+      hints.cpu.chunk_columns = 512;
+      EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), hints));
     }
   }
 }
@@ -65,8 +66,8 @@ TEST(LinearWithoutBias, EverySubsetOfGradientsAgrees) {
       spec.dhidden = subset != 1;
       spec.dhead = subset != 0;
       spec.accumulate = spec.dhead && subset == 1;
-      const tileloss_plan_options wishes = with_schedule(schedule);
-      EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), wishes)) << "subset " << subset;
+      const tileloss_plan_options hints = with_schedule(schedule);
+      EXPECT_TRUE(value_and_grad_agrees(spec, cross_entropy_options(), hints)) << "subset " << subset;
     }
   }
 }
@@ -97,11 +98,11 @@ TEST(LinearWithoutBias, ThreadsChangeNoBit) {
     LinearCase c(spec_of(150, 1500, 40, 73));
     std::vector<unsigned char> expected;
     for (const int threads : {1, 2, 5}) {
-      tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.cpu.threads = threads;
+      tileloss_plan_options hints = with_schedule(schedule);
+      hints.cpu.threads = threads;
       c.reset();
       const auto given = c.with_linear(cross_entropy_options());
-      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, wishes));
+      ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &given, hints));
       const std::vector<unsigned char> got = outputs_of(c.args());
       if (expected.empty()) expected = got;
       EXPECT_TRUE(same_bits(got, expected)) << threads << " threads, schedule " << schedule;

@@ -1,5 +1,6 @@
 // Logits kept in 16 bits between the LM head's forward and its backward: where the plan does so, and that every kind of logits,
 // transform and special value survives it.
+// On cuda: LinearKeptWords.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -131,9 +132,9 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfRecompute) {
         s->dhead_stride = where.dhead_stride;
       }
       exact.run(recompute, kind.logit_scale);
-      tileloss_plan_options wishes = all;
-      if (where.share < 1) wishes.workspace_bytes = budget_for(kept.run(all, kind.logit_scale), where.share);
-      const tileloss_plan plan = kept.run(wishes, kind.logit_scale);
+      tileloss_plan_options hints = all;
+      if (where.share < 1) hints.workspace_bytes = budget_for(kept.run(all, kind.logit_scale), where.share);
+      const tileloss_plan plan = kept.run(hints, kind.logit_scale);
       EXPECT_EQ(plan.cpu.kept_columns < SpecialHead::kVocab, where.share < 1);
       EXPECT_EQ(plan.cpu.kept_rows, where.dhead_stride == SpecialHead::kWidth ? SpecialHead::kRows : 0);
       const std::string what = std::string(kind.name) + ", " + std::to_string(plan.cpu.kept_columns) + " columns and " +
@@ -160,9 +161,9 @@ TEST(LinearKeptWords, SpecialValuesAreThoseOfTheBaseline) {
         s->dhead_stride = SpecialHead::kWidth;
       }
       expected.run(baseline, kind.logit_scale);
-      tileloss_plan_options wishes = stash_of_columns();
-      wishes.cpu.schedule = schedule;
-      got.run(wishes, kind.logit_scale);
+      tileloss_plan_options hints = stash_of_columns();
+      hints.cpu.schedule = schedule;
+      got.run(hints, kind.logit_scale);
       const std::string what = std::string(kind.name) + ", schedule " + std::to_string(schedule);
       expect_alike(got.logp, expected.logp, what + ", logp");
       expect_alike(got.dhidden, expected.dhidden, what + ", dhidden");

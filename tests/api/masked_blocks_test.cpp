@@ -33,11 +33,11 @@ class MaskedBlocks : public testing::TestWithParam<NumberFormat> {
   }
   static testing::AssertionResult agree(LogitsCase& c, const tileloss_cross_entropy_options& options) {
     for (const tileloss_schedule schedule : kSchedules) {
-      tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.cpu.vocab_block = kBlock;
-      wishes.cpu.threads = 1;
+      tileloss_plan_options hints = with_schedule(schedule);
+      hints.cpu.vocab_block = kBlock;
+      hints.cpu.threads = 1;
       c.reset();
-      testing::AssertionResult result = runs_value_and_grad(c, options, wishes);
+      testing::AssertionResult result = runs_value_and_grad(c, options, hints);
       if (result) result = agrees(check_cross_entropy(c, options));
       if (!result) return result << "schedule " << schedule;
     }
@@ -122,9 +122,9 @@ TEST_P(MaskedBlocks, TheSignOfZeroDoesNotDependOnTheNextRow) {
     const auto scale = static_cast<float>(upstream);
     c.args().loss_grad = tileloss_make_vector(&scale, TILELOSS_FLOAT32, 1);
     const tileloss_cross_entropy_options options{.reduction = TILELOSS_REDUCTION_SUM};
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.threads = 1;
-    EXPECT_TRUE(runs_value_and_grad(c, options, wishes));
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.threads = 1;
+    EXPECT_TRUE(runs_value_and_grad(c, options, hints));
     const auto* bytes = static_cast<const unsigned char*>(c.args().dlogits.data);
     return std::vector<unsigned char>(bytes,
                                       bytes + kVocab * static_cast<std::int64_t>(reference::format_info(GetParam()).bytes));

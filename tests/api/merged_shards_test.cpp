@@ -1,5 +1,6 @@
 // value_and_grad of shards of a vocabulary, whose states are merged between forward and gradient (tileloss_run.merge). The
 // shards' calls lie inside one another, as a rank's do that has several.
+// On toy and cuda: MergedShards.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -153,10 +154,11 @@ TEST(MergedShards, StatesWithoutAnArrayThatIsMergedAreRefused) {
   const struct {
     float* tileloss_row_state::*array;
     const char* message;
-  } cases[] = {{&tileloss_row_state::max, "row_state: expected max, sum and target, of all shards, got a null array"},
-               {&tileloss_row_state::sum, "row_state: expected max, sum and target, of all shards, got a null array"},
-               {&tileloss_row_state::target, "row_state: expected max, sum and target, of all shards, got a null array"},
-               {&tileloss_row_state::entropy_sum, "row_state: expected entropy_sum for entropy, got a null array"}};
+  } cases[] = {
+      {&tileloss_row_state::max, "row_state: expected max, sum and label_logit, of all shards, got a null array"},
+      {&tileloss_row_state::sum, "row_state: expected max, sum and label_logit, of all shards, got a null array"},
+      {&tileloss_row_state::label_logit, "row_state: expected max, sum and label_logit, of all shards, got a null array"},
+      {&tileloss_row_state::entropy_sum, "row_state: expected entropy_sum for entropy, got a null array"}};
   for (const auto& k : cases) {
     RowStateArrays state(kRows);
     state.get().*k.array = nullptr;

@@ -1,4 +1,5 @@
 // The functions with types, in C and in C++: each is the generic call with its own name and pass.
+// On toy: TypedNames.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -27,7 +28,7 @@ struct Tensors {
 
   Tensors() {
     for (std::size_t i = 0; i < 4; ++i) {
-      state.c()->max[i] = state.c()->target[i] = 1.5F;  // logp = -log(1 + i)
+      state.c()->max[i] = state.c()->label_logit[i] = 1.5F;  // logp = -log(1 + i)
       state.c()->sum[i] = static_cast<float>(i);
     }
   }

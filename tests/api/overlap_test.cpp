@@ -48,8 +48,8 @@ TEST(Overlap, OfARowStatesArrays) {
                   {"row_state.argmax", "a buffer apart from labels", message, state_with([](Call& c) {
                      c.args().row_state->argmax = static_cast<std::int64_t*>(c.args().labels.data) + 3;
                    })},
-                  {"row_state.target", "a buffer apart from logp", message,
-                   state_with([](Call& c) { c.args().row_state->target = static_cast<float*>(c.args().logp.data) + 1; })}},
+                  {"row_state.label_logit", "a buffer apart from logp", message,
+                   state_with([](Call& c) { c.args().row_state->label_logit = static_cast<float*>(c.args().logp.data) + 1; })}},
                  When::kCall);
 }
 

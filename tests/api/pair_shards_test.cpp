@@ -1,5 +1,6 @@
 // A vocabulary in column shards, compared with a teacher's logits or class probabilities: states of all shards, then their sums,
 // and from both the outputs and each shard's gradient, as if one matrix had held all columns.
+// On toy and cuda: PairShards, HeadPairShards.
 #include <gtest/gtest.h>
 
 #include <functional>

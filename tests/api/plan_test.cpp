@@ -20,13 +20,13 @@ namespace {
 // A cross-entropy, its plan and its calls.
 class Plan : public testing::Test {
  protected:
-  tileloss_status planned(const tileloss_plan_options& wishes, const tileloss_executor* executor = nullptr) {
-    return tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &wishes, executor, &plan);
+  tileloss_status planned(const tileloss_plan_options& hints, const tileloss_executor* executor = nullptr) {
+    return tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &hints, executor, &plan);
   }
   tileloss_status call(const tileloss_plan* with = nullptr, const tileloss_run* run = nullptr) {
     return tileloss_cross_entropy_value_and_grad(&c.args(), &options, with, run);
   }
-  tileloss_plan made(const tileloss_plan_options& wishes = plan_options()) const { return plan_of(c, options, wishes); }
+  tileloss_plan made(const tileloss_plan_options& hints = plan_options()) const { return plan_of(c, options, hints); }
 
   LogitsCase c{spec_of_plans()};
   tileloss_cross_entropy_options options;
@@ -58,14 +58,14 @@ TEST_F(Plan, TouchesNoData) {
   EXPECT_LT(plan.workspace_bytes, plan.cpu.threads * (std::int64_t{4} << 20));  // under 4 MB a thread
 }
 
-TEST_F(Plan, WishesAreGranted) {
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.isa = TILELOSS_ISA_BASELINE;
-  wishes.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
-  wishes.cpu.threads = 3;
-  wishes.cpu.row_block = 5;
-  wishes.cpu.vocab_block = 192;
-  plan = made(wishes);
+TEST_F(Plan, HintsAreTaken) {
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.isa = TILELOSS_ISA_BASELINE;
+  hints.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  hints.cpu.threads = 3;
+  hints.cpu.row_block = 5;
+  hints.cpu.vocab_block = 192;
+  plan = made(hints);
   EXPECT_EQ(plan.cpu.isa, TILELOSS_ISA_BASELINE);
   EXPECT_EQ(plan.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
   EXPECT_EQ(plan.cpu.threads, 3);
@@ -73,12 +73,12 @@ TEST_F(Plan, WishesAreGranted) {
   EXPECT_EQ(plan.cpu.vocab_block, 192);
 }
 
-TEST_F(Plan, WishesThatCannotBeAreRefused) {
-  struct Wish {
+TEST_F(Plan, HintsThatCannotBeAreRefused) {
+  struct Hint {
     const char* message;
     std::function<void(tileloss_plan_options&)> corrupt;
   };
-  const Wish wishes[] = {
+  const Hint hints[] = {
       {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got 4", [](auto& o) { o.cpu.schedule = 4; }},
       {"schedule: expected auto, stash, recompute or sweeps (0 to 3), got -1", [](auto& o) { o.cpu.schedule = -1; }},
       {"threads: expected 0 to 1024, got -1", [](auto& o) { o.cpu.threads = -1; }},
@@ -88,10 +88,10 @@ TEST_F(Plan, WishesThatCannotBeAreRefused) {
       {"vocab_block: expected a multiple of 64 up to 8192, got -64", [](auto& o) { o.cpu.vocab_block = -64; }},
       {"vocab_block: expected a multiple of 64 up to 8192, got 8256", [](auto& o) { o.cpu.vocab_block = 8256; }},
       {"workspace_bytes: expected >= 0, got -1", [](auto& o) { o.workspace_bytes = -1; }}};
-  for (const Wish& wish : wishes) {
+  for (const Hint& hint : hints) {
     tileloss_plan_options given = plan_options();
-    wish.corrupt(given);
-    EXPECT_TRUE(refused(planned(given), TILELOSS_INVALID_ARGUMENT, wish.message));
+    hint.corrupt(given);
+    EXPECT_TRUE(refused(planned(given), TILELOSS_INVALID_ARGUMENT, hint.message));
   }
   tileloss_plan_options given = plan_options();
   given.struct_size = 100000;
@@ -148,12 +148,12 @@ TEST_F(Plan, InitFillsAnEarlierHeadersStructsAndNoMore) {
 }
 
 TEST_F(Plan, InstructionSetsThatAreNotThereAreRefused) {
-  tileloss_plan_options wishes = plan_options();
+  tileloss_plan_options hints = plan_options();
   for (const tileloss_isa isa :
        {tileloss_isa{TILELOSS_ISA_AVX512_BF16}, tileloss_isa{TILELOSS_ISA_AVX512_AMX}, tileloss_isa{99}}) {
     if (tileloss_isa_supported(isa) != 0) continue;
-    wishes.cpu.isa = isa;
-    EXPECT_TRUE(refused(planned(wishes), TILELOSS_UNSUPPORTED, "isa: expected one that this build and machine have (..."));
+    hints.cpu.isa = isa;
+    EXPECT_TRUE(refused(planned(hints), TILELOSS_UNSUPPORTED, "isa: expected one that this build and machine have (..."));
     const std::string message = tileloss_last_error();
     EXPECT_NE(message.find("baseline"), std::string::npos);
     EXPECT_NE(message.find(std::string("got ") + tileloss_isa_name(isa)), std::string::npos);
@@ -163,8 +163,8 @@ TEST_F(Plan, InstructionSetsThatAreNotThereAreRefused) {
   setenv("TILELOSS_ISA", "mmx", 1);
   EXPECT_EQ(call(), TILELOSS_UNSUPPORTED);
   EXPECT_NE(std::string(tileloss_last_error()).find("got \"mmx\""), std::string::npos);
-  wishes.cpu.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
-  EXPECT_EQ(planned(wishes), TILELOSS_OK);
+  hints.cpu.isa = TILELOSS_ISA_BASELINE;  // a pinned one counts for more than the environment
+  EXPECT_EQ(planned(hints), TILELOSS_OK);
   if (saved.empty()) {
     unsetenv("TILELOSS_ISA");
   } else {
@@ -283,9 +283,9 @@ TEST_F(Plan, OneThatCannotBeRunIsRefused) {
 }
 
 TEST_F(Plan, SizesAreBounded) {
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.row_block = std::numeric_limits<std::int64_t>::max();
-  plan = made(wishes);
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.row_block = std::numeric_limits<std::int64_t>::max();
+  plan = made(hints);
   EXPECT_EQ(plan.cpu.row_block, c.args().logits.rows);
   EXPECT_TRUE(succeeds(call(&plan)));
   EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
@@ -324,9 +324,9 @@ TEST_F(Plan, ServesOtherDataOfTheSameShape) {
 // ------------------------------------------------------------------------------------------------------------ description
 
 TEST_F(Plan, IsDescribedWithTheSameFactsAsTextAndAsJson) {
-  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
-  wishes.cpu.threads = 3;
-  plan = made(wishes);
+  tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
+  hints.cpu.threads = 3;
+  plan = made(hints);
   const auto described = [&](tileloss_text_format format) {
     std::size_t needed = 0;
     EXPECT_TRUE(succeeds(tileloss_plan_describe(&plan, format, nullptr, 0, &needed)));

@@ -22,8 +22,8 @@ tileloss_policy_loss_options with_preset(const char* preset) {
 }
 
 testing::AssertionResult runs_policy(PolicyCase& c, const tileloss_policy_loss_options& options,
-                                     const tileloss_plan_options& wishes = plan_options()) {
-  return runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes);
+                                     const tileloss_plan_options& hints = plan_options()) {
+  return runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints);
 }
 
 class PolicyDeterminism : public testing::TestWithParam<reference::NumberFormat> {};
@@ -38,11 +38,11 @@ TEST_P(PolicyDeterminism, ThreadsAndRowBlocksChangeNoBit) {
                  options);
     std::vector<unsigned char> expected;
     for (int threads = 1; threads <= 16; ++threads) {
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.threads = threads;
-      wishes.cpu.row_block = threads % 4;
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.threads = threads;
+      hints.cpu.row_block = threads % 4;
       c.reset();
-      ASSERT_TRUE(runs_policy(c, options, wishes));
+      ASSERT_TRUE(runs_policy(c, options, hints));
       if (expected.empty()) expected = outputs_of(c.args());
       ASSERT_TRUE(same_bits(outputs_of(c.args()), expected)) << preset << ", " << threads << " threads";
     }

@@ -1,4 +1,5 @@
 // Random policy losses, all pairs of options: every case must agree with the oracle.
+// On toy and cuda: RandomPolicies.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -146,7 +147,7 @@ TEST_P(RandomPolicies, AgreeForAllPairs) {
     set_logit_options(s, spec.logits, numbers, options.logit);
     set_policy_options(s, numbers, options);
     PolicyCase c(spec, options);
-    const auto ran = run_passes("policy_loss", s.level("passes"), c.logits(), &options, wishes_of(s));
+    const auto ran = run_passes("policy_loss", s.level("passes"), c.logits(), &options, hints_of(s));
     return ran ? agrees(c.check()) : ran;
   };
   expect_all_pairs_agree("policy_loss", GetParam(), {policy_factors(), policy_forbidden(), 13}, kPolicyCases, agree);

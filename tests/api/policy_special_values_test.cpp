@@ -1,5 +1,6 @@
 // Special values of the logits in policy_loss, from the logits on: which rows they reach. (What the row stage makes of a logp of
 // -inf or NaN: tests/losses/policy_stage_test.cpp.)
+// On toy and cuda: PolicySpecialLogits, PolicySpecialLogps.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // What policy_loss refuses, and that the message names the argument, what was expected and what was given.
+// On toy and cuda: PolicyValidation.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -15,7 +16,7 @@ struct PolicyCall {
   tileloss_pass pass = TILELOSS_VALUE_AND_GRAD;
   tileloss_policy_loss_options options = policy_options("grpo");
   PolicyCase data{{.logits = {.rows = 6, .vocab = 10}, .ref_logp = true, .sampler_logp = true}, options};
-  tileloss_plan_options wishes = plan_options();
+  tileloss_plan_options hints = plan_options();
   std::vector<std::int64_t> offsets;
   float scalar = 0;
 
@@ -103,7 +104,7 @@ TEST(PolicyValidation, OptionsThatExcludeEachOther) {
        {"schedule", "auto or sweeps", "stash",
         [](PolicyCall& c) {
           c.options.ratio_level = TILELOSS_LEVEL_SEQUENCE;
-          c.wishes.cpu.schedule = TILELOSS_SCHEDULE_STASH;
+          c.hints.cpu.schedule = TILELOSS_SCHEDULE_STASH;
         }}},
       When::kPlan);
 }

@@ -1,4 +1,5 @@
 // Random options, all pairs of them: every case must agree with the oracle.
+// On toy and cuda: RandomOptions.
 #include <gtest/gtest.h>
 
 #include "tests/api/random_options.h"
@@ -37,7 +38,7 @@ TEST_P(RandomOptions, CrossEntropyAgreesForAllPairs) {
     options.label_smoothing = s.number("label_smoothing");
     options.z_loss = s.number("z_loss");
     LogitsCase c(spec);
-    const auto ran = run_passes("cross_entropy", s.level("passes"), c, &options, wishes_of(s));
+    const auto ran = run_passes("cross_entropy", s.level("passes"), c, &options, hints_of(s));
     return ran ? agrees(check_cross_entropy(c, options)) : ran;
   };
   expect_all_pairs_agree("cross_entropy", GetParam(), sampler, kCases, agree);
@@ -62,7 +63,7 @@ TEST_P(RandomOptions, LogprobsAgreesForAllPairs) {
     Numbers numbers;
     set_logit_options(s, spec, numbers, options.logit);
     LogitsCase c(spec);
-    const auto ran = run_passes("logprobs", s.level("passes"), c, &options, wishes_of(s));
+    const auto ran = run_passes("logprobs", s.level("passes"), c, &options, hints_of(s));
     return ran ? agrees(check_logprobs(c, options)) : ran;
   };
   expect_all_pairs_agree("logprobs", GetParam(), sampler, kCases, agree);

@@ -199,29 +199,29 @@ void set_weights(Options& options, double label) {
   options.divergence_weight.value = 1 - label;
 }
 
-inline tileloss_plan_options wishes_of(const PairwiseSampler& s) {
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.schedule = static_cast<tileloss_schedule>(s.integer("schedule"));
-  wishes.cpu.vocab_block = s.integer("vocab_block");
-  wishes.cpu.row_block = s.integer("row_block");
-  wishes.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
-  return wishes;
+inline tileloss_plan_options hints_of(const PairwiseSampler& s) {
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.schedule = static_cast<tileloss_schedule>(s.integer("schedule"));
+  hints.cpu.vocab_block = s.integer("vocab_block");
+  hints.cpu.row_block = s.integer("row_block");
+  hints.cpu.threads = static_cast<std::int32_t>(s.integer("threads"));
+  return hints;
 }
 
 // value_and_grad, or a forward and a backward with or without its state. `has_loss`: whether value_and_grad exists.
 inline testing::AssertionResult run_passes(const char* function, const std::string& passes, LogitsCase& c, const void* options,
-                                           const tileloss_plan_options& wishes) {
-  if (passes == "value_and_grad") return runs(function, TILELOSS_VALUE_AND_GRAD, c.args(), options, wishes);
+                                           const tileloss_plan_options& hints) {
+  if (passes == "value_and_grad") return runs(function, TILELOSS_VALUE_AND_GRAD, c.args(), options, hints);
   const tileloss_args all = c.args();
   RowStateArrays state(c.spec().rows);
   c.args().dlogits = {};
   c.args().logp_grad = c.args().lse_grad = c.args().entropy_grad = c.args().mean_logit_grad = {};
   if (passes == "saved_state") c.args().row_state = &state.get();
-  testing::AssertionResult result = runs(function, TILELOSS_FORWARD, c.args(), options, wishes);
+  testing::AssertionResult result = runs(function, TILELOSS_FORWARD, c.args(), options, hints);
   if (!result) return result;
   c.args() = all;
   if (passes == "saved_state") c.args().row_state = &state.get();
-  result = runs(function, TILELOSS_BACKWARD, c.args(), options, wishes);
+  result = runs(function, TILELOSS_BACKWARD, c.args(), options, hints);
   c.args().row_state = nullptr;
   return result;
 }

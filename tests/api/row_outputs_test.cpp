@@ -1,4 +1,5 @@
 // The row outputs where they are not just numbers: ties, and what each needs to be asked for.
+// On toy and cuda: RowOutputsOf.
 #include <gtest/gtest.h>
 
 #include <cmath>

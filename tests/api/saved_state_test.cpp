@@ -1,4 +1,5 @@
 // A forward that saves its row state, then a backward from it: the same gradient as value_and_grad, within the metric.
+// On toy and cuda: SavedState.
 #include <gtest/gtest.h>
 
 #include "tests/api/calls.h"

@@ -1,5 +1,6 @@
 // A vocabulary in column shards: each gives its row state, the states merge, outputs come from the merged state and each shard's
 // gradient from it, as if one matrix had held all columns.
+// On toy: Shards.
 #include "tests/api/shards.h"
 
 #include <gtest/gtest.h>
@@ -150,14 +151,14 @@ TEST(ShardStates, EmptyOnesMergeToTheEmptyState) {
 TEST(ShardStates, OnlyArraysThatBothHaveAreMerged) {
   RowStateArrays a(1), b(1);
   ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&a.get())));
-  for (float* array : {b.get().max, b.get().sum, b.get().target}) *array = 2;
+  for (float* array : {b.get().max, b.get().sum, b.get().label_logit}) *array = 2;
   b.get().argmax = nullptr;
   b.get().entropy_sum = nullptr;
   b.get().smoothing_weight = 4;
   *a.get().entropy_sum = 123;
   *a.get().argmax = 55;
   ASSERT_TRUE(succeeds(tileloss_row_state_merge(&a.get(), &b.get())));
-  for (const float* array : {a.get().max, a.get().sum, a.get().target}) EXPECT_EQ(*array, 2);
+  for (const float* array : {a.get().max, a.get().sum, a.get().label_logit}) EXPECT_EQ(*array, 2);
   EXPECT_EQ(*a.get().entropy_sum, 123);
   EXPECT_EQ(*a.get().argmax, 55);
   EXPECT_EQ(a.get().smoothing_weight, 4);

@@ -38,11 +38,11 @@ INSTANTIATE_TEST_SUITE_P(Formats, SmallStack, testing::ValuesIn(kFormats), forma
 TEST_P(SmallStack, SoftCappedLogits) {
   const tileloss_cross_entropy_options options{.logit = {.softcap = 3}, .label_smoothing = 0.1};
   for (const tileloss_schedule schedule : kSchedules) {
-    tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.cpu.vocab_block = 8192;
-    wishes.cpu.threads = 1;
+    tileloss_plan_options hints = with_schedule(schedule);
+    hints.cpu.vocab_block = 8192;
+    hints.cpu.threads = 1;
     LogitsCase c({.rows = 2, .vocab = 9000, .format = GetParam(), .extra_outputs = true});
-    on_small_stack([&] { EXPECT_TRUE(runs_value_and_grad(c, options, wishes)); });
+    on_small_stack([&] { EXPECT_TRUE(runs_value_and_grad(c, options, hints)); });
     EXPECT_TRUE(agrees(check_cross_entropy(c, options))) << "schedule " << schedule;
   }
 }
@@ -51,9 +51,9 @@ TEST_P(SmallStack, WithTheLmHead) {
   for (const double softcap : {0.0, 3.0}) {
     LinearCase c({.row = {.rows = 40, .vocab = 600}, .hidden = 33, .format = GetParam(), .head_format = GetParam()});
     const tileloss_cross_entropy_options options{.logit = {.softcap = softcap}};
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.threads = 1;
-    on_small_stack([&] { EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes)); });
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.threads = 1;
+    on_small_stack([&] { EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints)); });
     EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options))) << "softcap " << softcap;
   }
 }

@@ -1,5 +1,7 @@
 // Class probabilities instead of labels, and teachers of which some columns are known, against the oracle: all pairs of options,
 // special values, the LM head, and what is refused.
+// On toy and cuda: SoftLabels, SureSoftLabels, SparseTeachers.
+// On cuda: WantedArguments, WantedOfAHead.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,7 +60,7 @@ TEST_P(SoftLabels, AgreeForAllPairsOfOptions) {
     tileloss_soft_cross_entropy_options options{.label_smoothing = s.number("label_smoothing")};
     Numbers numbers;
     set_loss_options(s, spec.row, numbers, options);
-    const auto ran = run_passes("soft_cross_entropy", s.level("passes"), c.row(), &options, wishes_of(s));
+    const auto ran = run_passes("soft_cross_entropy", s.level("passes"), c.row(), &options, hints_of(s));
     return ran ? agrees(c.check(options)) : ran;
   };
   expect_all_pairs_agree("soft_cross_entropy", GetParam(), sampler, kCases, agree);
@@ -159,7 +161,7 @@ TEST_P(SparseTeachers, AgreeForAllPairsOfOptions) {
     set_weights(options, s.number("weights"));
     if (!s.is("label_temperature", "absent")) options.label_temperature.value = s.number("label_temperature");
     options.scale_by_temperature_squared = s.is("squared", "yes") ? 1 : 0;
-    const auto ran = run_passes("sparse_distillation", s.level("passes"), c.row(), &options, wishes_of(s));
+    const auto ran = run_passes("sparse_distillation", s.level("passes"), c.row(), &options, hints_of(s));
     return ran ? agrees(c.check(options)) : ran;
   };
   expect_all_pairs_agree("sparse_distillation", GetParam(), sampler, kCases, agree);

@@ -51,7 +51,7 @@ struct SpecialHead {
     for (std::int64_t v = 0; v < vocab; ++v) head[static_cast<std::size_t>((v + 1) * kWidth - 1)] = bias_at(v);
   }
 
-  tileloss_plan run(const tileloss_plan_options& wishes, double logit_scale) {
+  tileloss_plan run(const tileloss_plan_options& hints, double logit_scale) {
     auto args = init<tileloss_args>();
     args.hidden = tileloss_make_matrix(hidden.data(), TILELOSS_FLOAT32, kRows, kWidth, kWidth);
     args.head = tileloss_make_matrix(head.data(), TILELOSS_FLOAT32, vocab, kWidth, kWidth);
@@ -72,7 +72,7 @@ struct SpecialHead {
                                                  .label_smoothing = label_smoothing,
                                                  .reduction = TILELOSS_REDUCTION_SUM};
     tileloss_plan plan;
-    EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, &options, wishes, nullptr, &plan));
+    EXPECT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, args, &options, hints, nullptr, &plan));
     return plan;
   }
 };

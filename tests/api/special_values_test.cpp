@@ -1,4 +1,5 @@
 // The table of special values, row by row: finite, NaN or infinite exactly where the oracle is, in every output and gradient.
+// On toy and cuda: SpecialValues.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -27,9 +27,9 @@ TEST(Validation, RowStates) {
        {"row_state.struct_size", "init function", "0", with_state([](Call& c) { c.args().row_state->struct_size = 0; })},
        {"row_state.device_type", "device, cpu", "1",
         with_state([](Call& c) { c.args().row_state->device_type = TILELOSS_CUDA; })},
-       {"row_state", "max, sum and target", "a null array", with_state(null(&S::max))},
-       {"row_state", "max, sum and target", "a null array", with_state(null(&S::sum))},
-       {"row_state", "max, sum and target", "a null array", with_state(null(&S::target))},
+       {"row_state", "max, sum and label_logit", "a null array", with_state(null(&S::max))},
+       {"row_state", "max, sum and label_logit", "a null array", with_state(null(&S::sum))},
+       {"row_state", "max, sum and label_logit", "a null array", with_state(null(&S::label_logit))},
        {"row_state.entropy_sum", "a forward filled", "null",
         [](Call& c) {
           const tileloss_vector upstream = c.args().token_weights;
@@ -43,7 +43,7 @@ TEST(Validation, RowStates) {
        {"row_state", "collision_sum", "a null array", from_state(null(&S::collision_sum))},
        {"row_state", "smoothing_sum", "a null array", from_state(null(&S::smoothing_sum))},
        {"row_state", "argmax", "a null array", from_state(null(&S::argmax))},
-       {"row_state", "max, sum and target", "a null array", from_state(null(&S::sum))},
+       {"row_state", "max, sum and label_logit", "a null array", from_state(null(&S::sum))},
        {"vocab_total", "the number of classes", "-1", from_state([](Call& c) { c.options.logit.vocab_total = -1; })},
        {"labels.size", ">= 0", "-4", from_state([](Call& c) {
           for (tileloss_vector* v : {&c.args().labels, &c.args().token_weights, &c.args().logp, &c.args().lse, &c.args().entropy,
@@ -146,7 +146,7 @@ TEST(Validation, RowStateFunctions) {
   EXPECT_TRUE(names<>({"from.rows", ">= 0", "-1"}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.sum = nullptr;
-  EXPECT_TRUE(names<>({"from", "max, sum and target", "a null one"}, tileloss_row_state_merge(&a.get(), &odd)));
+  EXPECT_TRUE(names<>({"from", "max, sum and label_logit", "a null one"}, tileloss_row_state_merge(&a.get(), &odd)));
   odd = b.get();
   odd.device_type = TILELOSS_CUDA;
   EXPECT_TRUE(names<>({"state.device_type", "cpu", "1"}, tileloss_row_state_set_identity(&odd)));

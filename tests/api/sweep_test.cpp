@@ -1,4 +1,6 @@
 // The two sweeps alone: a row state, and the gradient of coefficients that the caller makes of it.
+// On toy and cuda: ShardsOfSweeps.
+// On cuda: LinearSweeps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -130,8 +132,8 @@ TEST(LinearSweeps, MakeTheGradientOfSomebodyElsesLoss) {
     Coefficients coefficients(33);
     for (const std::int64_t i : c.used_rows()) {
       const tileloss_row_state& s = state.get();
-      const double label = std::exp(double{s.target[i]} - s.max[i]), all = s.sum[i] + label;
-      const double logp = double{s.target[i]} - s.max[i] - std::log(all);
+      const double label = std::exp(double{s.label_logit[i]} - s.max[i]), all = s.sum[i] + label;
+      const double logp = double{s.label_logit[i]} - s.max[i] - std::log(all);
       const double slope = focal_slope(label / all, s.sum[i] / all, logp);
       coefficients.set(i, {.target = slope, .prob = -slope});
     }
@@ -212,9 +214,9 @@ TEST(SweepNames, AreTwoPassesAndRefuseTheRest) {
   EXPECT_TRUE(refused(tileloss_forward_sweep(&args, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
                       "temperature_on: expected logits, got logprob"));
   options = sweep_options();
-  state.get().target = nullptr;
+  state.get().label_logit = nullptr;
   EXPECT_TRUE(refused(tileloss_backward_sweep(&c.args(), &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
-                      "row_state: expected max, sum and target, saved by a forward, got a null array"));
+                      "row_state: expected max, sum and label_logit, saved by a forward, got a null array"));
 }
 
 }  // namespace

@@ -59,15 +59,15 @@ using reference::NumberFormat;
 
 TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
   LogitsCase c(spec_of_plans());
-  tileloss_plan_options wishes = plan_options();
-  const tileloss_plan roomy = plan_of(c, cross_entropy_options(), wishes);
+  tileloss_plan_options hints = plan_options();
+  const tileloss_plan roomy = plan_of(c, cross_entropy_options(), hints);
   ASSERT_EQ(roomy.cpu.schedule, TILELOSS_SCHEDULE_STASH);
-  wishes.workspace_bytes = roomy.workspace_bytes;
-  EXPECT_EQ(plan_of(c, cross_entropy_options(), wishes).cpu.schedule, TILELOSS_SCHEDULE_STASH);
-  wishes.workspace_bytes = roomy.workspace_bytes - 1;
-  const tileloss_plan tight = plan_of(c, cross_entropy_options(), wishes);
+  hints.workspace_bytes = roomy.workspace_bytes;
+  EXPECT_EQ(plan_of(c, cross_entropy_options(), hints).cpu.schedule, TILELOSS_SCHEDULE_STASH);
+  hints.workspace_bytes = roomy.workspace_bytes - 1;
+  const tileloss_plan tight = plan_of(c, cross_entropy_options(), hints);
   EXPECT_EQ(tight.cpu.schedule, TILELOSS_SCHEDULE_RECOMPUTE);
-  EXPECT_LE(tight.workspace_bytes, wishes.workspace_bytes);
+  EXPECT_LE(tight.workspace_bytes, hints.workspace_bytes);
   const tileloss_cross_entropy_options options = cross_entropy_options();
   ASSERT_TRUE(succeeds(tileloss_cross_entropy_value_and_grad(&c.args(), &options, &tight, nullptr)));
   EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
@@ -75,12 +75,12 @@ TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
 
 TEST(Workspace, ABudgetThatIsTooSmallIsRefusedWithBothNumbers) {
   LogitsCase c(spec_of_plans());
-  tileloss_plan_options wishes = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
-  const std::int64_t needed = plan_of(c, cross_entropy_options(), wishes).workspace_bytes;
-  wishes = plan_options();
-  wishes.workspace_bytes = 64;
+  tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_RECOMPUTE);
+  const std::int64_t needed = plan_of(c, cross_entropy_options(), hints).workspace_bytes;
+  hints = plan_options();
+  hints.workspace_bytes = 64;
   auto plan = init<tileloss_plan>();
-  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &wishes, nullptr, &plan),
+  EXPECT_TRUE(refused(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), nullptr, &hints, nullptr, &plan),
                       TILELOSS_WORKSPACE_TOO_SMALL,
                       "workspace_bytes: expected at least " + std::to_string(needed) + ", got a budget of 64"));
 }
@@ -119,9 +119,9 @@ TEST(Workspace, ThePlannedBytesAreEnoughAndAllThatIsUsed) {
           with.dlogits = pass != TILELOSS_FORWARD;
           with.loss = with.row_outputs = with.extra_outputs = pass != TILELOSS_BACKWARD;
           LogitsCase c(with);
-          tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.cpu.threads = threads;
-          const tileloss_plan plan = plan_of(c, options, wishes, pass);
+          tileloss_plan_options hints = with_schedule(schedule);
+          hints.cpu.threads = threads;
+          const tileloss_plan plan = plan_of(c, options, hints, pass);
           ASSERT_EQ(plan.workspace_bytes % 64, 0);
           const GuardBuffer workspace(static_cast<std::size_t>(plan.workspace_bytes), Flush::kRight);
           auto run = init<tileloss_run>();
@@ -194,15 +194,15 @@ constexpr std::int64_t kMappedFrom = 512 * 1024, kHugePage = 2 << 20;
 // The library's own workspace: as many bytes as were planned are taken, no others of size, and given back. `kinds` counts those
 // from the heap and those that are mapped.
 void expect_planned_bytes(const char* function, tileloss_pass pass, const tileloss_args& args, const void* options,
-                          tileloss_plan_options wishes, int (&kinds)[2]) {
+                          tileloss_plan_options hints, int (&kinds)[2]) {
   Bytes most;
   auto executor = init<tileloss_executor>();
   executor.context = &most;
   executor.threads = 2;
   executor.parallel_for = probe;
-  wishes.cpu.threads = 2;
+  hints.cpu.threads = 2;
   auto plan = init<tileloss_plan>();
-  ASSERT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &wishes, &executor, &plan)));
+  ASSERT_TRUE(succeeds(tileloss_make_plan(function, pass, &args, options, &hints, &executor, &plan)));
   const bool is_mapped = plan.workspace_bytes >= kMappedFrom;
   ++kinds[is_mapped ? 1 : 0];
   auto run = init<tileloss_run>();
@@ -249,10 +249,10 @@ TEST(LinearWorkspaceBytes, CrossEntropyTakesWhatWasPlanned) {
     for (const tileloss_pass pass : {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD}) {
       for (const tileloss_schedule schedule : kSchedules) {
         LinearCase c(linear_spec(pass, is_large));
-        tileloss_plan_options wishes = with_schedule(schedule);
-        wishes.cpu.row_block = is_large ? 128 : 32;
-        wishes.cpu.vocab_block = 64;
-        expect_planned_bytes("linear_cross_entropy", pass, c.args(), &options, wishes, kinds);
+        tileloss_plan_options hints = with_schedule(schedule);
+        hints.cpu.row_block = is_large ? 128 : 32;
+        hints.cpu.vocab_block = 64;
+        expect_planned_bytes("linear_cross_entropy", pass, c.args(), &options, hints, kinds);
         EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
       }
     }
@@ -269,9 +269,9 @@ TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
     if (pass == TILELOSS_BACKWARD) with.row.logp_grad = Upstream::kPerRow;
     LinearCase c(with);
     const tileloss_logprobs_options options = logprobs_options();
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.vocab_block = 64;
-    expect_planned_bytes("linear_logprobs", pass, c.args(), &options, wishes, kinds);
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.vocab_block = 64;
+    expect_planned_bytes("linear_logprobs", pass, c.args(), &options, hints, kinds);
   }
   for (const char* preset : {"grpo", "gspo"}) {  // rows alone, and rows that depend on each other
     tileloss_policy_loss_options options;
@@ -284,9 +284,9 @@ TEST(LinearWorkspaceBytes, LogprobsAndPolicyLossTakeWhatWasPlanned) {
     draw.use_offsets = true;
     draw.old_scale = 0.3;
     const LinearPolicy policy(c, draw, options);
-    tileloss_plan_options wishes = plan_options();
-    wishes.cpu.vocab_block = 64;
-    expect_planned_bytes("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, kinds);
+    tileloss_plan_options hints = plan_options();
+    hints.cpu.vocab_block = 64;
+    expect_planned_bytes("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints, kinds);
     EXPECT_TRUE(agrees(policy.check())) << preset;
   }
 }

@@ -19,15 +19,15 @@ namespace {
 // Some rows are read twice that a cluster could hold. An LM head is cut into parts that are small beside the tests' own,
 // differently for different sizes; blocks of the vocabulary whatever the rows are, as logp has the same bits for any number of
 // them.
-tileloss_plan_options wishes_for(const impl::Problem& p) {
+tileloss_plan_options hints_for(const impl::Problem& p) {
   const std::int64_t number = p.rows + p.columns, block = p.columns % 4;
-  tileloss_plan_options wishes = {};
-  wishes.cuda.kernel = number % 3 == 0 ? TILELOSS_CUDA_KERNEL_TWO_READS : TILELOSS_CUDA_KERNEL_AUTO;
-  wishes.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_STASH;
-  wishes.cuda.vocab_block = 64 * (1 + block);
-  wishes.cuda.chunk_columns = 64 * (1 + number / 2 % 2);
-  wishes.cuda.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
-  return wishes;
+  tileloss_plan_options hints = {};
+  hints.cuda.kernel = number % 3 == 0 ? TILELOSS_CUDA_KERNEL_TWO_READS : TILELOSS_CUDA_KERNEL_AUTO;
+  hints.cuda.schedule = number % 2 == 0 ? TILELOSS_SCHEDULE_RECOMPUTE : TILELOSS_SCHEDULE_STASH;
+  hints.cuda.vocab_block = 64 * (1 + block);
+  hints.cuda.chunk_columns = 64 * (1 + number / 2 % 2);
+  hints.cuda.row_block = number % 3 == 0 ? 0 : 7 * (number % 3);
+  return hints;
 }
 
 const impl::Backend* device_named(std::string_view name) {
@@ -54,7 +54,7 @@ const impl::Backend* device_named(std::string_view name) {
     std::printf("NOT RUN: there is no %s here%s\n", name, impl::why_no_backend(TILELOSS_CUDA).c_str());
     std::exit(0);
   }
-  impl::device::take_the_cpus_place(*device, 0, impl::cpu::cpu_backend(), wishes_for);
+  impl::device::take_the_cpus_place(*device, 0, impl::cpu::cpu_backend(), hints_for);
   return true;
 }();
 

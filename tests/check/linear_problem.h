@@ -62,7 +62,7 @@ class Problem {
                               {head_.data(), NumberFormat::kFloat32, shape.vocab, shape.hidden, shape.hidden, 1}, shape.vocab, {},
                               shape.compute, used_, 2);
     norms_.emplace(operands_);
-    oracle_case_.emplace(operands_, *norms_, reference::LinearGradients::Wanted{true, true, true});
+    oracle_case_.emplace(operands_, *norms_, reference::LinearGradients::NeedsGrad{true, true, true});
     dlogits_.resize(index(shape.rows * shape.vocab));
     // Without weights the labels' dlogits are all about -1/N, and so are their roundings.
     std::vector<double> weights;

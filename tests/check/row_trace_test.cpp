@@ -104,7 +104,7 @@ TEST_P(RowTraces, EveryRowOfAGoodRunAgreesAtEveryStage) {
 TEST_P(RowTraces, BothSidesAreThereAndCloseBeforeTheyAreJudged) {
   const TracedRun run(GetParam());
   const RowTrace trace = run.trace(run.used_row());
-  Names names = {"state/max", "state/sum", "state/target", "logp", "lse"};
+  Names names = {"state/max", "state/sum", "state/label_logit", "logp", "lse"};
   if (run.config.function.is_loss()) names.emplace_back("loss");
   for (const std::string& name : names) {
     const Stage& s = stage(trace, name);
@@ -177,7 +177,7 @@ TEST(RowTrace, TheStageThatIsWrongIsMarked) {
   const std::vector<std::pair<std::function<void(TracedRun&, int64_t)>, Names>> wrongs = {
       {scaled(&KernelResults::state_max), {"state/max"}},
       {scaled(&KernelResults::state_sum), {"state/sum"}},
-      {scaled(&KernelResults::state_target), {"state/target"}},
+      {scaled(&KernelResults::state_label_logit), {"state/label_logit"}},
       {scaled(&KernelResults::state_entropy_sum), {"state/entropy_sum"}},
       {output(kLogp, scale), {"logp", "value_and_grad/logp_same_bits", "p"}},
       {scaled(&KernelResults::fused_logp), {"value_and_grad/logp", "value_and_grad/logp_same_bits"}},

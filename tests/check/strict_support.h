@@ -43,7 +43,7 @@ inline testing::AssertionResult finds(const StrictReport& report, const std::str
 inline std::vector<std::string> supported_isas() {
   std::vector<std::string> names;
   for (const std::string& name : isa_names()) {
-    if (name != "auto" && tileloss_isa_supported(KernelWishes{.isa = name}.plan_options().cpu.isa) != 0) names.push_back(name);
+    if (name != "auto" && tileloss_isa_supported(KernelHints{.isa = name}.plan_options().cpu.isa) != 0) names.push_back(name);
   }
   return names;
 }

@@ -32,7 +32,8 @@ WeightedState state_of(const std::vector<float>& z, std::int64_t first_index, st
   double sum = 0, entropy = 0, collision = 0, smoothing = 0;
   for (const float x : z) {
     if (std::isnan(x)) {
-      r.state.max = r.state.sum = r.state.target = r.state.entropy_sum = r.state.collision_sum = r.state.smoothing_sum = kNan;
+      r.state.max = r.state.sum = r.state.label_logit = r.state.entropy_sum = r.state.collision_sum = r.state.smoothing_sum =
+          kNan;
       r.weight = static_cast<double>(z.size());
       return r;
     }
@@ -43,7 +44,7 @@ WeightedState state_of(const std::vector<float>& z, std::int64_t first_index, st
     const double d = z[j] == -kInfinity ? z[j] : static_cast<double>(z[j]) - r.state.max;  // -inf - -inf is -inf here
     const double e = std::exp(d);
     const bool is_label = first_index + static_cast<std::int64_t>(j) == label;
-    if (is_label) r.state.target = z[j];
+    if (is_label) r.state.label_logit = z[j];
     if (!is_label) sum += e;
     entropy += e == 0 ? 0 : d * e;
     collision += e * e;
@@ -64,14 +65,15 @@ WeightedState join(const WeightedState& a, const WeightedState& b) {
 
 testing::AssertionResult same_bits(const RowState& a, const RowState& b) {
   const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
-  if (same(a.max, b.max) && same(a.sum, b.sum) && same(a.target, b.target) && same(a.entropy_sum, b.entropy_sum) &&
+  if (same(a.max, b.max) && same(a.sum, b.sum) && same(a.label_logit, b.label_logit) && same(a.entropy_sum, b.entropy_sum) &&
       same(a.collision_sum, b.collision_sum) && same(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
     return testing::AssertionSuccess();
   }
   return testing::AssertionFailure() << "max " << a.max << " " << b.max << ", sum " << a.sum << " " << b.sum << ", target "
-                                     << a.target << " " << b.target << ", entropy " << a.entropy_sum << " " << b.entropy_sum
-                                     << ", collision " << a.collision_sum << " " << b.collision_sum << ", smoothing "
-                                     << a.smoothing_sum << " " << b.smoothing_sum << ", argmax " << a.argmax << " " << b.argmax;
+                                     << a.label_logit << " " << b.label_logit << ", entropy " << a.entropy_sum << " "
+                                     << b.entropy_sum << ", collision " << a.collision_sum << " " << b.collision_sum
+                                     << ", smoothing " << a.smoothing_sum << " " << b.smoothing_sum << ", argmax " << a.argmax
+                                     << " " << b.argmax;
 }
 
 // Within a few units in the last place: each merge rounds its sums once to float32.
@@ -80,7 +82,7 @@ testing::AssertionResult nearly(const RowState& a, const RowState& b, double ulp
     if (std::isnan(x) || std::isinf(x)) return x == y || (std::isnan(x) && std::isnan(y));
     return std::fabs(static_cast<double>(x) - y) <= ulps * 0x1p-23 * std::max(std::fabs(x), std::fabs(y));
   };
-  if (a.max == b.max && near(a.sum, b.sum) && (a.target == b.target) && near(a.entropy_sum, b.entropy_sum) &&
+  if (a.max == b.max && near(a.sum, b.sum) && (a.label_logit == b.label_logit) && near(a.entropy_sum, b.entropy_sum) &&
       near(a.collision_sum, b.collision_sum) && near(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
     return testing::AssertionSuccess();
   }
@@ -124,7 +126,7 @@ TEST(RowStateMerge, TwoEmptyStatesMakeTheEmptyState) {
 TEST(RowStateMerge, OrderOfTheArgumentsDoesNotMatter) {
   for (const WeightedState& a : interesting_states()) {
     for (const WeightedState& b : interesting_states()) {
-      if (a.state.target != -kInfinity && b.state.target != -kInfinity) continue;  // a label has one column
+      if (a.state.label_logit != -kInfinity && b.state.label_logit != -kInfinity) continue;  // a label has one column
       EXPECT_TRUE(same_bits(join(a, b).state, join(b, a).state));
     }
   }
@@ -159,8 +161,8 @@ TEST(RowStateMerge, PartsGiveTheWhole) {
 
 TEST(RowStateMerge, TheTargetMayComeFromEitherSide) {
   const WeightedState with = state_of({1, 2, 3}, 0, 1), without = state_of({4, 0}, 3, 1);
-  EXPECT_EQ(join(with, without).state.target, 2.0F);
-  EXPECT_EQ(join(without, with).state.target, 2.0F);
+  EXPECT_EQ(join(with, without).state.label_logit, 2.0F);
+  EXPECT_EQ(join(without, with).state.label_logit, 2.0F);
   // Its own term stays out of the sum also when it is the maximum of all.
   const WeightedState top = state_of({9}, 5, 5);
   EXPECT_EQ(join(top, without).state.sum, static_cast<float>(std::exp(-5.0) * without.state.sum));
@@ -172,7 +174,7 @@ TEST(RowStateMerge, NanInEitherArgumentSurvives) {
     for (const RowState& r : {merge(nan, 2, other.state, other.weight), merge(other.state, other.weight, nan, 2)}) {
       EXPECT_TRUE(std::isnan(r.max));
       EXPECT_TRUE(std::isnan(r.sum));
-      EXPECT_TRUE(std::isnan(r.target));
+      EXPECT_TRUE(std::isnan(r.label_logit));
       EXPECT_TRUE(std::isnan(r.entropy_sum));
       EXPECT_TRUE(std::isnan(r.collision_sum));
       EXPECT_TRUE(std::isnan(r.smoothing_sum));
@@ -193,10 +195,10 @@ TEST(RowStateMerge, NanInOneMemberSurvives) {
     EXPECT_TRUE(std::isnan(r.smoothing_sum));
   }
   odd = state_of({4, 5}, 3, 3);
-  odd.state.target = kNan;
+  odd.state.label_logit = kNan;
   WeightedState no_label = state_of({1, 2, 3}, 0, 99);
-  EXPECT_TRUE(std::isnan(join(odd, no_label).state.target));
-  EXPECT_TRUE(std::isnan(join(no_label, odd).state.target));
+  EXPECT_TRUE(std::isnan(join(odd, no_label).state.label_logit));
+  EXPECT_TRUE(std::isnan(join(no_label, odd).state.label_logit));
 }
 
 TEST(RowStateMerge, ShardsOfMinusInfinityAddNothing) {
@@ -232,7 +234,7 @@ TEST(RowStateMerge, SumsSurviveMaximaFarApart) {
   const RowState r = join(low, high).state;
   EXPECT_TRUE(nearly(r, {.max = 1000,
                          .sum = high.state.sum,
-                         .target = -kInfinity,
+                         .label_logit = -kInfinity,
                          .entropy_sum = high.state.entropy_sum,
                          .collision_sum = high.state.collision_sum,
                          .smoothing_sum = high.state.smoothing_sum - 4001.0F,

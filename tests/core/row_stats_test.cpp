@@ -26,7 +26,7 @@ constexpr double kFloatRounding = 0x1p-23;
 TEST(RowStats, OneMinusPKeepsItsDigitsNearOne) {
   for (const double rest : {1e-1, 4.5e-5, 1e-7, 2e-9, 1e-9, 1e-20, 1e-37}) {
     RowState state;
-    state.max = state.target = 12;
+    state.max = state.label_logit = 12;
     state.sum = static_cast<float>(rest);
     const RowStats s = make_row_stats(state);
     const double exact = static_cast<double>(state.sum);
@@ -38,7 +38,7 @@ TEST(RowStats, OneMinusPKeepsItsDigitsNearOne) {
 
 TEST(RowStats, ACertainLabelHasExactlyNoLoss) {
   RowState state;
-  state.max = state.target = 3;
+  state.max = state.label_logit = 3;
   state.collision_sum = 1;
   const RowStats s = make_row_stats(state);
   EXPECT_EQ(s.logp, 0);
@@ -52,9 +52,9 @@ TEST(RowStats, ACertainLabelHasExactlyNoLoss) {
 TEST(RowStats, ACommonOffsetCostsNothing) {
   RowState near, far;
   near.max = 0;
-  near.target = -2;
+  near.label_logit = -2;
   far.max = 16384;
-  far.target = 16382;
+  far.label_logit = 16382;
   near.sum = far.sum = 1.7F;
   EXPECT_EQ(make_row_stats(near).logp, make_row_stats(far).logp);
   EXPECT_EQ(make_row_stats(near).p, make_row_stats(far).p);
@@ -67,7 +67,7 @@ TEST(RowStats, AgreeWithTheOracle) {
     row.compute({}, z, label);
     RowState state;
     state.max = 3;
-    state.target = static_cast<float>(z[static_cast<std::size_t>(label)]);
+    state.label_logit = static_cast<float>(z[static_cast<std::size_t>(label)]);
     double sum = 0, entropy = 0, collision = 0;
     for (std::int64_t j = 0; j < 5; ++j) {
       const double d = z[static_cast<std::size_t>(j)] - 3, e = std::exp(d);

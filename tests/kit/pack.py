@@ -16,7 +16,7 @@ LARGEST_BYTES = 50 << 20  # with a checkout what 64 MiB hold
 FOLDERS = {"frontends/python/tileloss": "site/tileloss", "tests/python": "tests/python", "tests/data": "tests/data",
            "configs": "configs", "benchmarks": "benchmarks"}  # fmt: skip
 FILES = {"LICENSE": "LICENSE", "tests/kit/run.py": "run",
-         **{f"tests/backends/cuda/{name}.txt": f"{name}.txt" for name in ("small_model", "suites")},
+         "tests/backends/cuda/small_model.txt": "small_model.txt",
          **{f"tests/kit/{name}.py": f"{name}.py" for name in ("first", "rows", "steps", "versions")}}  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def pack(build: Path, cuda: Path, peers: Path | None, output: Path) -> None:
         copy_tracked(source, output / destination)
     for source, destination in FILES.items():
         shutil.copy(ROOT / source, output / destination)
+    shutil.copy(build / "cuda_suites.txt", output / "suites.txt")
     (output / "run").chmod(0o755)
     # Or pytest would look for a configuration around the kit.
     (output / "pytest.ini").write_text(

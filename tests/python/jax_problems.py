@@ -30,7 +30,7 @@ from tileloss._core.structs import (
 
 Arrays = dict[str, np.ndarray]
 _TYPES = {"float32": FLOAT32, "int32": INT32, "int64": INT64, "uint8": UINT8}
-STATE = ("max", "sum", "target", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+STATE = ("max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
 ROW_GRADS = ("logp_grad", "lse_grad", "entropy_grad", "mean_logit_grad")
 OUTPUTS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
 

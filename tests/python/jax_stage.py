@@ -87,7 +87,7 @@ def rounding(problem: Problem, state: Arrays) -> Arrays:
     z_y - m or log V, and as |z|. An offset common to a row costs its logp nothing."""
     z, _ = transformed(problem)
     with np.errstate(all="ignore"):
-        distance = np.abs(state["target"] - state["max"])
+        distance = np.abs(state["label_logit"] - state["max"])
         largest = np.abs(np.where(np.isfinite(z), z, 0)).max(axis=1, initial=1)
     distance = np.where(np.isfinite(distance), distance, 0)
     of_logp = 2.0**-23 * np.maximum(distance, np.log(problem.classes)) + product_rounding(problem)

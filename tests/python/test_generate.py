@@ -66,6 +66,7 @@ def test_what_is_stale_is_named_and_written(
         ('labels = { shape = "N", dtypes = "integers"', 'labels = { shape = "N", dtypes = "int"', r"labels: dtypes: .*got 'int'"),
         ('role = "gradient"', 'role = "grad"', r"arguments\.dlogits: role: .*got 'grad'"),
         ('needs = ["entropy_sum"], doc = "nats"', 'needs = ["H"], doc = "nats"', r"arguments\.entropy: needs: .*got H"),
+        ('rows = ["divergence",', 'rows = ["loss",', r"function\.distillation\.rows: .*got loss"),
         ('tensor_order = [', 'tensor_order = ["row_state",', r"tensor_order: expected the names of all tensors"),
         ('prefix = "TAIL_"', "", r"enum\.tail: prefix is missing"),
         ('["lump", ', '["lump", 1, ', r"enum\.tail: expected \[name"),

@@ -57,7 +57,7 @@ def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch)
         assert part in call
     (call,) = lowered(partial(logprobs, labels=y, outputs=("logp", "argmax")), x)
     assert 'function = "sweep"' in call
-    assert 'results = "state:max state:sum state:target state:argmax"' in call
+    assert 'results = "state:max state:sum state:label_logit state:argmax"' in call
     assert "tensor<3x2xi32>)" in call
     (call,) = lowered(partial(linear_cross_entropy, labels=y, temperature=jnp.ones(())), x, head)
     assert 'operands = "hidden T:head labels option:temperature"' in call

@@ -201,7 +201,7 @@ def state_of(values: np.ndarray, label: int, start: int) -> dict[str, float]:
         return dict.fromkeys(STATE[3:6], 0.0) | {
             "max": -np.inf,
             "sum": 0.0,
-            "target": -np.inf,
+            "label_logit": -np.inf,
             "argmax": -1,
         }
     m = float(np.max(values))
@@ -213,7 +213,7 @@ def state_of(values: np.ndarray, label: int, start: int) -> dict[str, float]:
     return {
         "max": m,
         "sum": float(e[here != label].sum()),
-        "target": float(values[label - start]) if label in here else -np.inf,
+        "label_logit": float(values[label - start]) if label in here else -np.inf,
         "entropy_sum": float((shifted[finite] * e[finite]).sum()),
         "collision_sum": float((e * e).sum()),
         "smoothing_sum": float(shifted.sum()),
@@ -424,7 +424,7 @@ def test_a_planted_bug_of_a_kind_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logp_from_lse(state: RowState) -> Any:
     right = row_stats(state)
-    return right._replace(logp=state.target - right.lse)
+    return right._replace(logp=state.label_logit - right.lse)
 
 
 def one_minus_rounded_p(state: RowState) -> Any:

@@ -57,7 +57,9 @@ def test_the_kernels_of_the_head_compile(chip: str, hidden: int, layout: str) ->
     operand = tpu_compiler.lm_head(hidden, layout)
     spec = LOSS._replace(head_layout=layout, compute_dtype=jnp.dtype(jnp.bfloat16))
     forward(chip, operand, spec)
-    memory = backward(chip, operand, spec._replace(wanted=(True, True, False))).memory_analysis()
+    memory = backward(
+        chip, operand, spec._replace(needs_grad=(True, True, False))
+    ).memory_analysis()
     # Hidden states once more, without the rows that are not used, and what is told of the rows.
     assert memory.temp_size_in_bytes < 2 * ROWS * hidden + 20 * 4 * 128 * ROWS
 
@@ -66,7 +68,7 @@ def test_float32_products_compile_where_there_is_least_room() -> None:
     operand = tpu_compiler.lm_head(512, "VH", jnp.float32)
     spec = LOSS._replace(head_layout="VH", compute_dtype=jnp.dtype(jnp.float32))
     forward("tpu7x", operand, spec)
-    backward("tpu7x", operand, spec._replace(wanted=(True, True, False)))
+    backward("tpu7x", operand, spec._replace(needs_grad=(True, True, False)))
 
 
 def test_the_public_step_is_in_place_also_under_vmap() -> None:

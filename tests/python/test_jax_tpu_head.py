@@ -42,16 +42,16 @@ def test_agrees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", [(True, False, False), (False, True, False), (False, False, True)]
+    "needs_grad", [(True, False, False), (False, True, False), (False, False, True)]
 )
-def test_only_what_is_wanted_is_computed(wanted: tuple[bool, ...]) -> None:
+def test_only_what_needs_a_gradient_is_computed(needs_grad: tuple[bool, ...]) -> None:
     problem = head_problem("VH", jnp.float32, jnp.float32, has_bias=True)
-    spec = problem.spec._replace(wanted=wanted)
+    spec = problem.spec._replace(needs_grad=needs_grad)
     given, rows = problem.held_against(), problem.rows()
     shapes = jax.eval_shape(
         lambda x: tpu.backward(x, given, rows, problem.transform, spec), problem.operand
     )
-    assert tuple(x is not None for x in shapes) == wanted
+    assert tuple(x is not None for x in shapes) == needs_grad
 
 
 def test_what_it_cannot_do_is_refused_in_words() -> None:

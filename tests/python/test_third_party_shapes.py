@@ -427,11 +427,11 @@ def test_cce(
 
 
 @pytest.mark.parametrize(
-    "wanted", [(True, False, True), (False, True, False), (False, False, True)]
+    "needs_grad", [(True, False, True), (False, True, False), (False, False, True)]
 )
-def test_cce_partial_gradients(wanted: tuple[bool, bool, bool]) -> None:
+def test_cce_partial_gradients(needs_grad: tuple[bool, bool, bool]) -> None:
     leaves, labels = cce_inputs(CCE[0], BF16, True, False)
-    for tensor, needed in zip(leaves, wanted, strict=True):
+    for tensor, needed in zip(leaves, needs_grad, strict=True):
         tensor.requires_grad_(needed)
     check("linear_cross_entropy", leaves, labels)
 

@@ -236,7 +236,7 @@ def head_problem(
         columns=COLUMNS - padding,
         head_layout=layout,
         compute_dtype=jnp.dtype(compute_dtype),
-        wanted=(True, True, has_bias),
+        needs_grad=(True, True, has_bias),
     )
     c = random.integers(0, 9, COLUMNS - padding) / 4 if weights else None
     return SweepProblem(given, exact, labels, spec, transform, c)

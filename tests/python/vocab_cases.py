@@ -165,7 +165,7 @@ DISTILLATIONS: dict[str, dict[str, Any]] = {
     "jsd, padded": {"divergence": "jsd", "beta": 0.3, "valid_vocab": 43, "softcap": 6.0, "outputs": PAIR_ROWS},
     "mixed": {
         "divergence": "reverse_kl", "label_weight": 0.3, "divergence_weight": 0.7, "temperature": 2.0, "label_temperature": 0.8,
-        "scale_by_temperature_squared": True, "teacher_softcap": 9.0,
+        "scale_by_temperature_squared": True, "teacher_softcap": 9.0, "outputs": ("teacher_entropy",),
     },
     "per row": {
         "divergence": "skew_forward_kl", "reduction": "none", "label_weight": torch.tensor([0.2]),

@@ -246,7 +246,7 @@ struct Trained {
 
   void run() {
     const CrossEntropy oracle({}, labels, {}, {}, {});
-    gradients.emplace(operands, LinearGradients::Wanted{true, true, true});
+    gradients.emplace(operands, LinearGradients::NeedsGrad{true, true, true});
     outputs.resize(labels.size());
     std::vector<RowLoss> losses(labels.size());
     std::vector<std::int64_t> rows;

@@ -30,31 +30,25 @@ class Rows final : public RowVisitor {
         stage_(stage),
         losses_(losses),
         states_(states),
+        pair_(pair_states(problem)),
         is_forward_((stages & kForward) != 0),
-        gives_sums_(problem.has_pair_state && problem.pass == TILELOSS_FORWARD),
-        has_stage_((stages & kRowStage) != 0 && !gives_sums_),
+        has_pair_((stages & kPairState) != 0),
+        gives_sums_((stages & kGiveSums) != 0),
+        has_stage_((stages & kRowStage) != 0),
         writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
         outputs_(problem.args, context) {}
 
   void ignored(std::int64_t i) override {
-    if (is_forward_ && !p_.has_pair_state) save_row(p_.row_state, i, RowState{});
-    if (gives_sums_) give(i, {});
+    if (is_forward_) save_row(p_.row_state, i, RowState{});
+    if (gives_sums_) pair_.give(i, {});
     if (!writes_) return;
     losses_[i] = 0;
     outputs_.write_ignored(i);
   }
 
   std::optional<TargetStats> known(std::int64_t i) const override {
-    if (!p_.has_pair_state) {
-      if (is_forward_) return std::nullopt;
-      return make_row_stats(RowStates{states_, p_.row_state}[i]);
-    }
-    const tileloss_pair_state& s = p_.pair_state;
-    TargetStats stats(make_row_stats(load_row(p_.row_state, i)));
-    if (s.teacher != nullptr) stats.teacher = make_row_stats(load_row(p_.teacher_state, i));
-    if (s.label != nullptr) stats.label = make_row_stats(load_row(p_.label_state, i));
-    if (!gives_sums_) stats.sums = {s.divergence[i], s.mean[i]};
-    return stats;
+    if (is_forward_) return std::nullopt;
+    return has_pair_ ? pair_.stats(i, !gives_sums_) : TargetStats(RowStates{states_, p_.row_state}.stats(i));
   }
 
   void swept(std::int64_t i, const RowState& swept) override {
@@ -67,7 +61,7 @@ class Rows final : public RowVisitor {
   RowResult before_target_sweep(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
 
   RowResult visit(std::int64_t i, const TargetStats& stats) override {
-    if (gives_sums_) give(i, stats.sums);
+    if (gives_sums_) pair_.give(i, stats.sums);
     if (!has_stage_) return {};
     const RowResult result = stage_.row(i, stats);
     if (writes_) {
@@ -78,17 +72,12 @@ class Rows final : public RowVisitor {
   }
 
  private:
-  // Of a shard whose target is not labels a forward gives its share of the sums.
-  void give(std::int64_t i, const TargetSums& sums) const {
-    p_.pair_state.divergence[i] = sums.divergence;
-    p_.pair_state.mean[i] = sums.mean;
-  }
-
   const Problem& p_;
   const RowStage& stage_;
   double* const losses_;
   RowState* const states_;
-  const bool is_forward_, gives_sums_, has_stage_, writes_;
+  const PairStates pair_;
+  const bool is_forward_, has_pair_, gives_sums_, has_stage_, writes_;
   const RowOutputs outputs_;
 };
 

@@ -7,6 +7,7 @@
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/host/gradient.h"
 #include "backends/host/row_state.h"
+#include "core/enumerators.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -21,9 +22,9 @@ class CpuBackend final : public Backend {
   tileloss_device_type device_type() const override { return TILELOSS_CPU; }
   const char* name() const override { return "cpu"; }
 
-  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
               tileloss_plan* plan) const override {
-    return make_plan(problem, wishes, executor, plan);
+    return make_plan(problem, hints, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return cpu::check_plan(plan); }
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run,
@@ -88,13 +89,13 @@ int32_t tileloss_isa_supported(tileloss_isa isa) { return cpu::isa_supported(isa
 int32_t tileloss_default_threads(void) { return cpu::default_threads(); }
 
 const char* tileloss_schedule_name(tileloss_schedule schedule) {
-  switch (schedule) {
+  switch (as_enum<TILELOSS_SCHEDULE_AUTO>(schedule)) {
     case TILELOSS_SCHEDULE_AUTO: return "auto";
     case TILELOSS_SCHEDULE_STASH: return "stash";
     case TILELOSS_SCHEDULE_RECOMPUTE: return "recompute";
     case TILELOSS_SCHEDULE_SWEEPS: return "sweeps";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 }  // extern "C"

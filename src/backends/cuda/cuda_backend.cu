@@ -64,7 +64,7 @@ class CudaBackend final : public Backend {
     return found;
   }
 
-  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
               tileloss_plan* plan) const override;
   Status check_plan(const tileloss_plan& plan) const override {
     const auto [rows, head] = own_part(plan);
@@ -134,7 +134,7 @@ class CudaBackend final : public Backend {
   mutable Algorithms algorithms_;
 };
 
-Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* /*executor*/,
+Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
@@ -142,13 +142,13 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
   if (Status s = report(p.device_index, &made); !s.ok()) return s;
   CudaPlan own = {{0, 1, TILELOSS_CUDA_KERNEL_TWO_READS}, {}};
   if (!has_head(p)) {
-    if (Status s = cut_rows(p, wishes.cuda.kernel, &own.rows); !s.ok()) return s;
+    if (Status s = cut_rows(p, hints.cuda.kernel, &own.rows); !s.ok()) return s;
   } else {
     const auto bytes = [&](const HeadCut& cut) { return workspace_bytes(p, cut); };
     int l2_bytes = 0;
     if (Status s = status_of(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, p.device_index), "the L2 cache"); !s.ok())
       return s;
-    if (Status s = cut_head(p, wishes, l2_bytes, bytes, &own.head); !s.ok()) return s;
+    if (Status s = cut_head(p, hints, l2_bytes, bytes, &own.head); !s.ok()) return s;
     // Whole rows are read as they are from logits, for the same bits.
     own.rows.threads = threads_of_row(own.head.vocab_block, p.storage);
     if (p.loss->needs_target_sweep()) {
@@ -167,9 +167,9 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& wishes, 
   add("rows", rows_bytes(p));
   Pieces pieces;
   for (const auto& [name, bytes] : HeadPieces(p, own.head, pieces).buffers) add(name, bytes);
-  if (wishes.workspace_bytes > 0 && plan->workspace_bytes > wishes.workspace_bytes)
+  if (hints.workspace_bytes > 0 && plan->workspace_bytes > hints.workspace_bytes)
     return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + std::to_string(plan->workspace_bytes) +
-                                              ", got a budget of " + std::to_string(wishes.workspace_bytes)};
+                                              ", got a budget of " + std::to_string(hints.workspace_bytes)};
   return {};
 }
 
@@ -271,8 +271,9 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
     case Wrong::kEntry:
     case Wrong::kEntryTwice: return bad_entry(r.entry, r.classes, r.what == Wrong::kEntryTwice);
     case Wrong::kOffset: return check_offset(r.index, r.count, r.offset, r.before, r.rows);
-    default: return {};
+    case Wrong::kNothing: break;
   }
+  return {};
 }
 
 }  // namespace

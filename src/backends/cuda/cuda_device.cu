@@ -62,6 +62,10 @@ void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states
   launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), states);
 }
 
+void CudaDevice::find_sums(const device::RowArrays& rows) {
+  head_ ? head_->find_sums(queue_, rows) : target_->find_sums(queue_, all_rows(rows));
+}
+
 void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap) {
   visit_kernel(p.storage, job.sums == kNoSums && !has_softcap,
                [&]<class T>(T /*format*/, auto is_plain) { queue.launch(forward_rows<T, is_plain>, rows, threads, job); });

@@ -99,6 +99,7 @@ class CudaDevice {
     check_known_columns(rows);
   }
   void forward(const device::RowArrays& rows);
+  void find_sums(const device::RowArrays& rows);
   void backward(const device::RowArrays& rows, const RowStates& states);
   bool holds_rows() const { return row_cut_.kernel == TILELOSS_CUDA_KERNEL_CLUSTER; }
   template <class Loss>

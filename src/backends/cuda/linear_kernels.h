@@ -16,19 +16,11 @@ struct AnyMatrix {
 
   __device__ float get(std::int64_t i, std::int64_t j) const {
     const std::int64_t at = i * row_stride + j * col_stride;
-    switch (dtype) {
-      case TILELOSS_BFLOAT16: return to_float(load(static_cast<const Bfloat16*>(data) + at));
-      case TILELOSS_FLOAT16: return to_float(load(static_cast<const Float16*>(data) + at));
-      default: return load(static_cast<const float*>(data) + at);
-    }
+    return visit_format(dtype, [&]<class T>(T /*format*/) { return to_float(load(static_cast<const T*>(data) + at)); });
   }
   __device__ void set(std::int64_t i, std::int64_t j, float value) const {
     const std::int64_t at = i * row_stride + j * col_stride;
-    switch (dtype) {
-      case TILELOSS_BFLOAT16: return store(static_cast<Bfloat16*>(data) + at, from_float<Bfloat16>(value));
-      case TILELOSS_FLOAT16: return store(static_cast<Float16*>(data) + at, from_float<Float16>(value));
-      default: return store(static_cast<float*>(data) + at, value);
-    }
+    visit_format(dtype, [&]<class T>(T /*format*/) { store(static_cast<T*>(data) + at, from_float<T>(value)); });
   }
 };
 

@@ -30,7 +30,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / t
 
 std::int64_t operand_bytes(const Problem& p) { return element_bytes(p.compute); }
 
-Status check_wishes(const tileloss_cuda_plan_options& o) {
+Status check_hints(const tileloss_cuda_plan_options& o) {
   if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.row_block < 0) return expected("row_block", ">= 0", to_string(o.row_block));
@@ -102,23 +102,22 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   scratch += (kScratchAlignment - reinterpret_cast<std::uintptr_t>(scratch) % kScratchAlignment) % kScratchAlignment;
 }
 
-Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int64_t l2_bytes,
+Status cut_head(const Problem& p, const tileloss_plan_options& hints, std::int64_t l2_bytes,
                 const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut) {
-  if (Status s = check_wishes(wishes.cuda); !s.ok()) return s;
+  if (Status s = check_hints(hints.cuda); !s.ok()) return s;
   const std::int64_t columns = std::max<std::int64_t>(round_up(p.columns, kStep), kStep),
                      rows = std::max<std::int64_t>(p.rows, 1);
   const bool needs_target_sweep = p.loss->needs_target_sweep();
   const std::int64_t usual_block = needs_target_sweep ? kVocabBlockOfTarget : kVocabBlock;
-  const std::int64_t vocab_block = std::min(wishes.cuda.vocab_block > 0 ? wishes.cuda.vocab_block : usual_block, columns);
-  const std::int64_t widest = wishes.cuda.chunk_columns > 0 ? std::max(wishes.cuda.chunk_columns, kStep) : vocab_block;
+  const std::int64_t vocab_block = std::min(hints.cuda.vocab_block > 0 ? hints.cuda.vocab_block : usual_block, columns);
+  const std::int64_t widest = hints.cuda.chunk_columns > 0 ? std::max(hints.cuda.chunk_columns, kStep) : vocab_block;
   const auto rows_in_cache =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(l2_bytes * 2 / 3 / 4 / vocab_block)));
   const std::int64_t usual_rows =
       needs_target_sweep ? kRowBlockOfTarget : std::clamp(rows_in_cache, kLeastRowBlock, kMostRowBlock);
-  const std::int64_t row_block = wishes.cuda.row_block > 0 ? wishes.cuda.row_block : usual_rows;
+  const std::int64_t row_block = hints.cuda.row_block > 0 ? hints.cuda.row_block : usual_rows;
   const std::int64_t most_rows = std::min(rows, row_block);
-  const bool may_keep =
-      p.needs_forward && p.needs_backward && !p.has_pair_state && wishes.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
+  const bool may_keep = p.needs_forward && p.needs_backward && hints.cuda.schedule <= TILELOSS_SCHEDULE_STASH;
   const std::int64_t kept_bytes = may_keep && can_keep_words(p) ? 2 : 4;
   // The widest chunk that fits the budget, then the most rows; what needs least otherwise.
   const auto cut_within = [&](std::int64_t budget) {
@@ -128,7 +127,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
         const std::int64_t chunk = vocab_block / parts;
         if (chunk > widest || chunk % kStep != 0 || vocab_block % chunk != 0) continue;
         for (std::int64_t block = most_rows; block > 0; block /= 2) {
-          if (block < most_rows && (block < fewest || wishes.cuda.row_block > 0)) break;
+          if (block < most_rows && (block < fewest || hints.cuda.row_block > 0)) break;
           const HeadCut candidate = {block, vocab_block, chunk, 0, 0, kept_bytes};
           if (bytes(candidate) <= budget) return candidate;
           if (least.row_block == 0 || bytes(candidate) < bytes(least)) least = candidate;
@@ -137,7 +136,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     }
     return least;
   };
-  std::int64_t budget = wishes.workspace_bytes;
+  std::int64_t budget = hints.workspace_bytes;
   if (budget == 0) {
     const std::int64_t logits = p.rows * p.columns * element_bytes(p.args.hidden.dtype) * (has_teacher(p) ? 2 : 1);
     budget = std::max(logits / 2, kLeastDefaultBudget);
@@ -145,7 +144,7 @@ Status cut_head(const Problem& p, const tileloss_plan_options& wishes, std::int6
     if (!needs_target_sweep) budget = std::max(budget, bytes(cut_within(std::numeric_limits<std::int64_t>::max())));
   }
   *cut = cut_within(budget);
-  const bool keeps_all = wishes.cuda.schedule == TILELOSS_SCHEDULE_STASH && wishes.workspace_bytes == 0;
+  const bool keeps_all = hints.cuda.schedule == TILELOSS_SCHEDULE_STASH && hints.workspace_bytes == 0;
   const std::int64_t all = needs_target_sweep ? p.rows : p.columns, block = needs_target_sweep ? cut->row_block : vocab_block;
   for (std::int64_t kept = may_keep ? (all + block - 1) / block : 0; kept > 0; --kept) {
     HeadCut keeping = *cut;

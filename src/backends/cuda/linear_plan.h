@@ -98,8 +98,8 @@ struct HeadPieces {
   std::vector<std::pair<const char*, std::int64_t>> buffers;  // name and bytes of what there is
 };
 
-// What fits in the budget of the wishes, or what needs least; bytes(cut): of the whole workspace.
-Status cut_head(const Problem& problem, const tileloss_plan_options& wishes, std::int64_t l2_bytes,
+// What fits in the budget of the hints, or what needs least; bytes(cut): of the whole workspace.
+Status cut_head(const Problem& problem, const tileloss_plan_options& hints, std::int64_t l2_bytes,
                 const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut);
 
 }  // namespace tileloss::impl::cuda

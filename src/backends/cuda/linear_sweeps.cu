@@ -36,7 +36,7 @@ RowStates states_from(RowStates states, std::int64_t begin) {
   };
   move(states.kept);
   tileloss_row_state& s = states.saved;
-  for (float** array : {&s.max, &s.sum, &s.target, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum}) move(*array);
+  for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum}) move(*array);
   move(s.argmax);
   return states;
 }
@@ -95,7 +95,7 @@ HeadSweeps::HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPie
 void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
   const Problem& p = *problem_;
   copy_hidden(queue, rows);
-  if (target_) return forward_whole_rows(queue, rows);
+  if (target_) return sweep_whole_rows<&TargetSweeps::forward>(queue, rows);
   const bool has_sums = has_block_sums(p);
   for (std::int64_t first = 0, before = 0; first < p.columns; first += cut_.vocab_block, before += p.rows) {
     Chunk block = columns_from(first, cut_.vocab_block);
@@ -127,7 +127,13 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
                           has_sums ? pieces_.sums : nullptr, pieces_.label_logits, pieces_.states, pieces_.weights});
 }
 
-void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
+void HeadSweeps::find_sums(Queue& queue, const Arrays& rows) const {
+  copy_hidden(queue, rows);
+  sweep_whole_rows<&TargetSweeps::find_sums>(queue, rows);
+}
+
+template <auto kSweep>
+void HeadSweeps::sweep_whole_rows(Queue& queue, const Arrays& rows) const {
   const Problem& p = *problem_;
   const Chunk all = columns_from(0, p.columns);
   find_labels(queue, rows, all);
@@ -138,7 +144,7 @@ void HeadSweeps::forward_whole_rows(Queue& queue, const Arrays& rows) const {
       for (std::size_t s = 0; s < sides_.size(); ++s) block.heads[s] = head_at(queue, sides_[s], block, true);
       make_logits(queue, block, begin, count);
     }
-    target_->forward(queue, part(job(all, begin, rows), all, begin, count));
+    ((*target_).*kSweep)(queue, part(job(all, begin, rows), all, begin, count));
   }
 }
 
@@ -243,7 +249,7 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
   const Problem& p = *problem_;
   const tileloss_args& a = p.args;
   const std::int64_t width = a.hidden.cols, stride = row_stride_of(width);
-  if (!p.needs_forward || p.has_pair_state) copy_hidden(queue, rows);  // there was no forward
+  if (!p.needs_forward) copy_hidden(queue, rows);  // there was no forward
   if (present(a.dhidden)) {
     const auto bytes = static_cast<std::size_t>(p.rows * stride) * sizeof(float);
     queue.keep(cudaMemsetAsync(pieces_.dhidden, 0, bytes, queue.stream()), "the workspace");

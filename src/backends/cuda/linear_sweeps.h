@@ -49,6 +49,7 @@ class HeadSweeps {
              const SumParts& sums);
 
   void forward(Queue& queue, const device::RowArrays& rows) const;
+  void find_sums(Queue& queue, const device::RowArrays& rows) const;
   void backward(Queue& queue, const device::RowArrays& rows, const RowStates& states) const;
 
  private:
@@ -92,7 +93,9 @@ class HeadSweeps {
   void make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
   SweepJob job(const Chunk& chunk, std::int64_t begin, const Arrays& rows) const;
   TargetPart part(const SweepJob& own, const Chunk& chunk, std::int64_t begin, std::int64_t count) const;
-  void forward_whole_rows(Queue& queue, const Arrays& rows) const;
+  // kSweep: TargetSweeps's, over some rows at a time.
+  template <auto kSweep>
+  void sweep_whole_rows(Queue& queue, const Arrays& rows) const;
   void make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
   // The same where rows' gradients are made once: dz goes straight to what products see.
   void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;

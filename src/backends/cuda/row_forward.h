@@ -311,9 +311,9 @@ __device__ inline RowState finish_state(const Seen<T, kIsPlain>& others, bool ha
   s.max = transform.value(others.max);
   const bool is_empty = !(transform.softcap > 0) && others.max == -kInfinity;
   if (has_label) {
-    s.target = transform.value(label_logit);
-    if (!(s.max >= s.target) && !std::isnan(s.max)) s.max = s.target;
-    if (is_empty || std::isnan(s.target)) s.max = s.target;
+    s.label_logit = transform.value(label_logit);
+    if (!(s.max >= s.label_logit) && !std::isnan(s.max)) s.max = s.label_logit;
+    if (is_empty || std::isnan(s.label_logit)) s.max = s.label_logit;
   }
   if (!std::isfinite(s.max)) return s;
   double sum = others.sum, entropy = others.entropy / transform.log2e, collision = others.collision;

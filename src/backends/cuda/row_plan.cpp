@@ -53,9 +53,9 @@ std::int64_t slice_bytes(std::int64_t columns, tileloss_dtype storage, std::int3
   return (groups + blocks - 1) / blocks * kGroupBytes;
 }
 
-Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
-  if (wish < TILELOSS_CUDA_KERNEL_AUTO || wish > TILELOSS_CUDA_KERNEL_CLUSTER)
-    return expected("kernel", std::string(kAuto) + ", " + kTwoReads + " or " + kCluster + " (0 to 2)", std::to_string(wish));
+Status cut_rows(const Problem& p, tileloss_cuda_kernel hint, RowCut* cut) {
+  if (hint < TILELOSS_CUDA_KERNEL_AUTO || hint > TILELOSS_CUDA_KERNEL_CLUSTER)
+    return expected("kernel", std::string(kAuto) + ", " + kTwoReads + " or " + kCluster + " (0 to 2)", std::to_string(hint));
   const Shared shared(p.device_index);
   *cut = {threads_of_row(p.columns, p.storage), 1, TILELOSS_CUDA_KERNEL_TWO_READS};
   // The fewest blocks with which the most rows are on their way at once.
@@ -70,12 +70,12 @@ Status cut_rows(const Problem& p, tileloss_cuda_kernel wish, RowCut* cut) {
     const std::int64_t of_block = kRowThreadsAtOnce / at_once / kWarp * kWarp;
     *cut = {static_cast<std::int16_t>(std::min(threads, of_block)), blocks, TILELOSS_CUDA_KERNEL_TWO_READS};
   }
-  const bool may_hold = is_row_alone(p) && most > 0 && wish == TILELOSS_CUDA_KERNEL_AUTO;
-  if (may_hold || (p.pass == TILELOSS_VALUE_AND_GRAD && wish == TILELOSS_CUDA_KERNEL_CLUSTER))
+  const bool may_hold = is_row_alone(p) && most > 0 && hint == TILELOSS_CUDA_KERNEL_AUTO;
+  if (may_hold || (p.pass == TILELOSS_VALUE_AND_GRAD && hint == TILELOSS_CUDA_KERNEL_CLUSTER))
     cut->kernel = TILELOSS_CUDA_KERNEL_CLUSTER;
   if (Status s = check_cut(p, *cut); !s.ok()) return s;
   if (cut->kernel != TILELOSS_CUDA_KERNEL_CLUSTER || cut->blocks == 1 || can_place(p, *cut)) return {};
-  if (wish == TILELOSS_CUDA_KERNEL_CLUSTER)
+  if (hint == TILELOSS_CUDA_KERNEL_CLUSTER)
     return expected("kernel", other_kernels() + "the device cannot place a cluster of " + std::to_string(cut->blocks) + " blocks",
                     kCluster);
   cut->kernel = TILELOSS_CUDA_KERNEL_TWO_READS;

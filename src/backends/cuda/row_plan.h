@@ -16,9 +16,9 @@ struct RowCut {
 std::int16_t threads_of_row(std::int64_t columns, tileloss_dtype storage);
 
 // By the columns, their format and the device alone: the fewest of 1, 2, 4 or 8 blocks for which the slices of two rows fit in a
-// multiprocessor's shared memory, or else of one. `wish`: as tileloss_cuda_plan_options'. The device is the
+// multiprocessor's shared memory, or else of one. `hint`: as tileloss_cuda_plan_options'. The device is the
 // current one.
-Status cut_rows(const Problem& problem, tileloss_cuda_kernel wish, RowCut* cut);
+Status cut_rows(const Problem& problem, tileloss_cuda_kernel hint, RowCut* cut);
 // Whether a cut that was stored, or written by hand, can be run.
 Status check_cut(const RowCut& cut);
 Status check_cut(const Problem& problem, const RowCut& cut);

@@ -112,10 +112,10 @@ struct SweptSide {
     if (label < 0 || !std::isfinite(state.max)) return make_row_stats(state);
     const double max = transform->exact_value(largest[i]);
     const double target = transform->exact_value(load_number(logits.data, storage, logits.offset(i) + label));
-    if (target == static_cast<double>(state.target) && max == static_cast<double>(state.max)) return make_row_stats(state);
+    if (target == static_cast<double>(state.label_logit) && max == static_cast<double>(state.max)) return make_row_stats(state);
     const float shift = static_cast<float>(target - max);
     const float own_max = state.max;
-    state.target = shift;
+    state.label_logit = shift;
     state.max = std::isinf(shift) ? 0 : static_cast<float>(shift - (target - max));
     RowStats stats = make_row_stats(state);
     stats.max = own_max;

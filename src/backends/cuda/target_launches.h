@@ -18,12 +18,12 @@ struct TargetArrays {
 
   template <class Allocator>
   TargetArrays(const Problem& p, Allocator& from) {
-    if (p.loss->needs_target_sweep() && !p.has_pair_state) largest = from.template allocate<float>(p.rows);
+    if (p.loss->needs_target_sweep() && p.needs_forward) largest = from.template allocate<float>(p.rows);
     if (p.loss->target() == TargetKind::kLogits) {
       teacher_transform = from.template allocate<LogitTransform>(1);
       teacher_states = from.template allocate<RowState>(p.rows);
-      if (!p.has_pair_state) teacher_largest = from.template allocate<float>(p.rows);
-      if (!p.has_pair_state && p.needs_backward) shifts = from.template allocate<double>(p.rows);
+      if (p.needs_forward) teacher_largest = from.template allocate<float>(p.rows);
+      if (p.needs_forward && p.needs_backward) shifts = from.template allocate<double>(p.rows);
     }
     if (p.loss->info.label_temperature != nullptr && is_given(p.loss->info.label_temperature(p.options.data()))) {
       label_transform = from.template allocate<LogitTransform>(1);
@@ -52,9 +52,10 @@ class TargetSweeps {
         options_(problem.loss->info.make(make_context(problem))->target_options()),
         threads_(threads) {}
 
-  // The rows' states, stats and sums, of all columns of the logits. With a pair_state the stats are there, and sums are these
-  // columns'.
+  // The rows' states, stats and sums, of all columns of the logits.
   void forward(Queue& queue, const TargetPart& part) const;
+  // The sums, where the stats are there.
+  void find_sums(Queue& queue, const TargetPart& part) const;
   // Of any columns.
   void backward(Queue& queue, const TargetPart& part) const;
 

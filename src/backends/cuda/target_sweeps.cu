@@ -65,10 +65,15 @@ TargetJob TargetSweeps::job(const TargetPart& part) const {
 }
 
 void TargetSweeps::forward(Queue& queue, const TargetPart& part) const {
+  const TargetJob target = job(part);
+  if (target.kind == TargetKind::kProbabilities) queue.launch(choose_columns, part.rows, threads_, target);
+  make_stats(queue, part, target);
+  find_sums(queue, part);
+}
+
+void TargetSweeps::find_sums(Queue& queue, const TargetPart& part) const {
   const Problem& p = *problem_;
   const TargetJob target = job(part);
-  if (target.kind == TargetKind::kProbabilities && !p.has_pair_state) queue.launch(choose_columns, part.rows, threads_, target);
-  if (!p.has_pair_state) make_stats(queue, part, target);
   const tileloss_matrix ids = from(p.args.teacher_ids, part.begin);
   visit_kernel(p.storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
     if (target.kind == TargetKind::kColumns) {

@@ -41,7 +41,7 @@ class CopiedCall final : public Call {
       : p_(problem), device_(device), memory_(*device.memory()), used_(p_.args.labels, p_.logit.ignore_index, p_.args.mask) {
     p_.device_type = device.device_type();
     p_.device_index = device_index;
-    if (p_.has_row_state) move(p_.row_state, p_.needs_forward && !p_.has_pair_state);
+    if (p_.has_row_state) move(p_.row_state, p_.needs_forward);
     if (p_.merges_shards()) merged_ = back_;
     for (const TensorSlot& slot : tensor_slots()) {
       if (slot.vector != nullptr) move(slot, p_.args.*slot.vector);
@@ -49,7 +49,7 @@ class CopiedCall final : public Call {
     }
     if (p_.has_pair_state) {
       for (tileloss_row_state* s : {&p_.teacher_state, &p_.label_state}) move(*s, false);
-      for (double** sums : {&p_.pair_state.divergence, &p_.pair_state.mean}) move(*sums, p_.rows, p_.pass == TILELOSS_FORWARD);
+      for (double** sums : {&p_.pair_state.divergence, &p_.pair_state.mean}) move(*sums, p_.rows, p_.gives_sums);
     }
     for (const tileloss_field& field : p_.loss->fields) {
       if (field.type != TILELOSS_FIELD_SCALAR) continue;
@@ -65,12 +65,12 @@ class CopiedCall final : public Call {
     for (const auto& [host, piece] : pieces_) memory_.release(p_.device_index, piece.data);
   }
 
-  // `plan`: the device's own; null: it makes one, with these wishes.
-  Status begin(const tileloss_plan* plan, const tileloss_plan_options& wishes) {
+  // `plan`: the device's own; null: it makes one, with these hints.
+  Status begin(const tileloss_plan* plan, const tileloss_plan_options& hints) {
     if (!status_.ok()) return status_;
     tileloss_plan own{};
     if (plan == nullptr) {
-      if (Status s = device_.plan(p_, wishes, nullptr, &own); !s.ok()) return s;
+      if (Status s = device_.plan(p_, hints, nullptr, &own); !s.ok()) return s;
     }
     return device_.begin(p_, plan == nullptr ? own : *plan, {}, &inner_);
   }
@@ -159,7 +159,7 @@ class CopiedCall final : public Call {
     m.data = on_device(m.data, layout, slot.is_output(), !is_head && !slot.is_output());
   }
   void move(tileloss_row_state& s, bool is_output) {
-    for (float** array : {&s.max, &s.sum, &s.target, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum})
+    for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum})
       move(*array, s.rows, is_output);
     move(s.argmax, s.rows, is_output);
   }
@@ -201,24 +201,24 @@ class CopiedCall final : public Call {
 class CopiedViews final : public Backend {
  public:
   CopiedViews(const Backend& device, std::int32_t device_index, const Backend& planner,
-              tileloss_plan_options (*wishes)(const Problem&))
-      : device_(device), device_index_(device_index), planner_(planner), wishes_(wishes) {}
+              tileloss_plan_options (*hints)(const Problem&))
+      : device_(device), device_index_(device_index), planner_(planner), hints_(hints) {}
 
   tileloss_device_type device_type() const override { return TILELOSS_CPU; }
   const char* name() const override { return planner_.name(); }
-  Status plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  Status plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
               tileloss_plan* plan) const override {
     Problem there = problem;
     there.device_type = planner_.device_type();
     there.device_index = is_own() ? device_index_ : 0;
-    return planner_.plan(there, wishes, executor, plan);
+    return planner_.plan(there, hints, executor, plan);
   }
   Status check_plan(const tileloss_plan& plan) const override { return planner_.check_plan(plan); }
   // The workspace is the device's: what the caller gives is the host's.
   Status begin(const Problem& problem, const tileloss_plan& plan, const tileloss_run& /*run*/,
                std::unique_ptr<Call>* call) const override {
     auto copied = std::make_unique<CopiedCall>(problem, device_, device_index_);
-    if (Status s = copied->begin(is_own() ? &plan : nullptr, wishes_ == nullptr ? tileloss_plan_options{} : wishes_(problem));
+    if (Status s = copied->begin(is_own() ? &plan : nullptr, hints_ == nullptr ? tileloss_plan_options{} : hints_(problem));
         !s.ok())
       return s;
     *call = std::move(copied);
@@ -237,15 +237,15 @@ class CopiedViews final : public Backend {
   const Backend& device_;
   const std::int32_t device_index_;
   const Backend& planner_;
-  tileloss_plan_options (*const wishes_)(const Problem&);
+  tileloss_plan_options (*const hints_)(const Problem&);
   const Backend& cpu_ = *find_backend(TILELOSS_CPU);  // who had the place before
 };
 
 }  // namespace
 
 void take_the_cpus_place(const Backend& device, std::int32_t device_index, const Backend& planner,
-                         tileloss_plan_options (*wishes)(const Problem&)) {
-  static const CopiedViews backend(device, device_index, planner, wishes);
+                         tileloss_plan_options (*hints)(const Problem&)) {
+  static const CopiedViews backend(device, device_index, planner, hints);
   add_backend(&backend);
 }
 

@@ -8,9 +8,9 @@
 namespace tileloss::impl::device {
 
 // For the rest of the process. Both live as long; `device` has a memory. Plans are `planner`'s: the device's own, or the CPU's,
-// in whose place the device then makes one of its own, with these wishes.
+// in whose place the device then makes one of its own, with these hints.
 void take_the_cpus_place(const Backend& device, std::int32_t device_index, const Backend& planner,
-                         tileloss_plan_options (*wishes)(const Problem&) = nullptr);
+                         tileloss_plan_options (*hints)(const Problem&) = nullptr);
 
 }  // namespace tileloss::impl::device
 

@@ -10,8 +10,8 @@
 //   void sort(double* values, count)    ascending
 //   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns, and what only the device can look at: rows that are
 //                                       wrong get kBadLabel
-//   void forward(rows)                  the rows' states; of a target that is not labels their stats too. With a pair_state the
-//                                       stats are there but for the sums, which are then those of these columns
+//   void forward(rows)                  the rows' states; of a target that is not labels their stats too
+//   void find_sums(rows)                of stats that are there but for the sums: these, of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
 //   bool holds_rows()                   may be missing: whether it takes each row of this call in one go, by
 //   void whole_rows(rows, coefficients) ... its forward, the coefficients (CoefficientsOf) and its backward
@@ -81,8 +81,6 @@ class DeviceCall final : public Call {
   }
   void prepare() override {
     if constexpr (requires { loss_.prepare(steps_); }) loss_.prepare(steps_);
-    if (!p_.has_pair_state) return;
-    device_.each(p_.rows, LoadStats{rows_, p_.row_state, p_.teacher_state, p_.label_state, p_.pair_state, !gives_sums()});
   }
   void couple() override {
     if constexpr (requires { loss_.couple(steps_, states()); }) loss_.couple(steps_, states());
@@ -103,8 +101,17 @@ class DeviceCall final : public Call {
         return {};
       }
     }
-    if ((stages & kForward) != 0) forward();
-    if ((stages & kRowStage) != 0 && !gives_sums()) row_stage();
+    if ((stages & kForward) != 0) {
+      device_.forward(rows_);
+      if (p_.has_row_state) device_.each(p_.rows, SaveState{rows_, p_.row_state});
+    }
+    const bool gives_sums = (stages & kGiveSums) != 0;
+    if ((stages & kPairState) != 0) device_.each(p_.rows, LoadStats{rows_, pair_states(p_), !gives_sums});
+    if (gives_sums) {
+      device_.find_sums(rows_);
+      device_.each(p_.rows, GiveSums{rows_, pair_states(p_)});
+    }
+    if ((stages & kRowStage) != 0) row_stage();
     if ((stages & kBackward) != 0) device_.backward(rows_, states());
     return {};
   }
@@ -117,15 +124,6 @@ class DeviceCall final : public Call {
   }
 
  private:
-  void forward() {
-    if (p_.has_pair_state && !gives_sums()) return;  // the sums of all shards are there
-    device_.forward(rows_);
-    if (gives_sums()) {
-      device_.each(p_.rows, GiveSums{rows_, p_.pair_state});
-    } else if (p_.has_row_state) {
-      device_.each(p_.rows, SaveState{rows_, p_.row_state});
-    }
-  }
   // With the loss.
   void row_stage() {
     const RowOutput<float> loss(p_.args.loss), none;
@@ -136,12 +134,10 @@ class DeviceCall final : public Call {
       device_.each(p_.rows, stage);
     }
   }
-  // Of a shard whose target is not labels a forward gives its share of the sums, and nothing else.
-  bool gives_sums() const { return p_.has_pair_state && p_.pass == TILELOSS_FORWARD; }
   bool writes() const { return p_.pass != TILELOSS_BACKWARD; }
   // Those of this call's forward, unless others have a share in them.
   RowStates states() const {
-    const bool are_own = p_.needs_forward && !p_.merges_shards() && !p_.has_pair_state;
+    const bool are_own = p_.needs_forward && !p_.merges_shards();
     return {are_own ? rows_.states : nullptr, p_.row_state};
   }
   LossContext context_with(std::byte* scratch) const {

@@ -34,33 +34,26 @@ TILELOSS_HOST_DEVICE inline RowResult bad_result() {
   return {kNan, {kNan, kNan, kNan, kNan}, kNan, true};
 }
 
-// A pair_state's: what is known of the rows of all shards together, but for the sums that this call is to find its share of.
+// A pair_state's, but for the sums that this call is to find its share of.
 struct LoadStats {
   RowArrays rows;
-  tileloss_row_state own, teacher, label;  // the last two without arrays: none
-  tileloss_pair_state sums;
+  PairStates pair;
   bool has_sums;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (rows.label_columns[i] == kIgnoredRow) return;
-    TargetStats& stats = rows.stats[i] = make_row_stats(load_row(own, i));
-    if (teacher.max != nullptr) stats.teacher = make_row_stats(load_row(teacher, i));
-    if (label.max != nullptr) stats.label = make_row_stats(load_row(label, i));
-    if (has_sums) stats.sums = {sums.divergence[i], sums.mean[i]};
+    if (rows.label_columns[i] != kIgnoredRow) rows.stats[i] = pair.stats(i, has_sums);
   }
 };
 
-// A shard's share of the sums, to where the caller keeps it.
 struct GiveSums {
   RowArrays rows;
-  tileloss_pair_state to;
+  PairStates pair;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
     TargetSums sums = rows.stats[i].sums;
     if (rows.label_columns[i] == kIgnoredRow) sums = {};
     if (rows.label_columns[i] == kBadLabel) sums = bad_stats().sums;
-    to.divergence[i] = sums.divergence;
-    to.mean[i] = sums.mean;
+    pair.give(i, sums);
   }
 };
 

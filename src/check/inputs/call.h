@@ -48,7 +48,7 @@ struct KernelResults {
   std::vector<float> forward_loss;
   std::vector<float> metrics, forward_metrics;  // of value_and_grad and of the forward
   // The forward's row state, as far as it was asked for.
-  std::vector<float> state_max, state_sum, state_target, state_entropy_sum;
+  std::vector<float> state_max, state_sum, state_label_logit, state_entropy_sum;
   // value_and_grad (or backward alone, for a function without a loss), and backward from the forward's row state, or by itself
   // for a function that has none.
   std::vector<CheckedGradient> gradients;

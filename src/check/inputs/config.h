@@ -109,7 +109,7 @@ struct GradcheckConfig {
   bool class_weights = false;
   Upstream upstream = Upstream::kOnes;
   std::vector<std::string> outputs;  // row outputs that are asked for and checked
-  KernelWishes kernel;
+  KernelHints kernel;
   Device device{"cpu"};
   bool in_place = false;
   bool row_groups = false;  // the sequences' rows as groups with a row between them: x[:, :-1] of a [B,T+1,V] tensor

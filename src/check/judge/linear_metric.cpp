@@ -36,11 +36,11 @@ double round_to(NumberFormat format, double value) {
 // -------------------------------------------------------------------------------------------------- the oracle over a case
 
 LinearOracleCase::LinearOracleCase(const LinearOperands& operands, const LinearNorms& norms,
-                                   const reference::LinearGradients::Wanted& wanted)
-    : operands_(operands), norms_(norms), gradients_(operands, wanted) {
-  if (wanted.dhidden) bounds_[index(LinearOutput::kDhidden)].resize(index(operands.rows));
-  if (wanted.dhead) bounds_[index(LinearOutput::kDhead)].resize(index(operands.vocab));
-  if (wanted.dbias) bounds_[index(LinearOutput::kDbias)].resize(index(operands.vocab));
+                                   const reference::LinearGradients::NeedsGrad& needs_grad)
+    : operands_(operands), norms_(norms), gradients_(operands, needs_grad) {
+  if (needs_grad.dhidden) bounds_[index(LinearOutput::kDhidden)].resize(index(operands.rows));
+  if (needs_grad.dhead) bounds_[index(LinearOutput::kDhead)].resize(index(operands.vocab));
+  if (needs_grad.dbias) bounds_[index(LinearOutput::kDbias)].resize(index(operands.vocab));
 }
 
 void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, const GradientRow& gradient) {

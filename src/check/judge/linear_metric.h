@@ -54,7 +54,7 @@ class LinearOracleCase {
  public:
   // `operands` and `norms` must outlive it.
   LinearOracleCase(const reference::LinearOperands& operands, const LinearNorms& norms,
-                   const reference::LinearGradients::Wanted& wanted);
+                   const reference::LinearGradients::NeedsGrad& needs_grad);
 
   // Each row in use once; then finish().
   void add_row(const LogitsRow& row, const reference::SoftmaxRow& softmax, const reference::GradientRow& gradient);

@@ -103,16 +103,16 @@ GradientTolerances gradient_tolerances(const GradcheckConfig::Tolerances& limits
   return {limits.ulp, 1.0, limits.dlogits_max_abs, limits.dlogits_max_rel};
 }
 
-reference::LinearGradients::Wanted gradients_of(const KernelResults& results) {
-  reference::LinearGradients::Wanted wanted;
+reference::LinearGradients::NeedsGrad gradients_of(const KernelResults& results) {
+  reference::LinearGradients::NeedsGrad needs_grad;
   for (const CheckedGradient& gradient : results.gradients) {
     for (const LinearGradient& one : gradient.linear) {
-      wanted.dhidden |= one.which == LinearOutput::kDhidden;
-      wanted.dhead |= one.which == LinearOutput::kDhead;
-      wanted.dbias |= one.which == LinearOutput::kDbias;
+      needs_grad.dhidden |= one.which == LinearOutput::kDhidden;
+      needs_grad.dhead |= one.which == LinearOutput::kDhead;
+      needs_grad.dbias |= one.which == LinearOutput::kDbias;
     }
   }
-  return wanted;
+  return needs_grad;
 }
 
 std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates) {

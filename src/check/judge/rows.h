@@ -59,7 +59,7 @@ Checks checks_of(const KernelResults& results);
 // What is allowed of the gradients, as a GradientMetric takes it.
 GradientTolerances gradient_tolerances(const GradcheckConfig::Tolerances& limits);
 
-reference::LinearGradients::Wanted gradients_of(const KernelResults& results);
+reference::LinearGradients::NeedsGrad gradients_of(const KernelResults& results);
 
 std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates);
 void append(std::vector<Gate>& gates, std::vector<Gate> more);

@@ -141,11 +141,11 @@ std::vector<std::string> run_in_child(const Work& work, const std::function<std:
 
 // The guarded tensors may have other strides, hence another plan; all else is what was planned. With the LM head a dhead with
 // gaps holds none of the logits, and the workspace more of them, which changes no bit.
-KernelWishes same_choices(const tileloss_plan& plan) {
-  KernelWishes wishes{tileloss_isa_name(plan.cpu.isa), tileloss_schedule_name(plan.cpu.schedule), plan.cpu.threads,
-                      plan.cpu.row_block, plan.cpu.vocab_block};
-  wishes.chunk_columns = plan.cpu.chunk_columns;
-  return wishes;
+KernelHints same_choices(const tileloss_plan& plan) {
+  KernelHints hints{tileloss_isa_name(plan.cpu.isa), tileloss_schedule_name(plan.cpu.schedule), plan.cpu.threads,
+                    plan.cpu.row_block, plan.cpu.vocab_block};
+  hints.chunk_columns = plan.cpu.chunk_columns;
+  return hints;
 }
 
 }  // namespace

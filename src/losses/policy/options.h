@@ -2,6 +2,7 @@
 #ifndef TILELOSS_LOSSES_POLICY_OPTIONS_H_
 #define TILELOSS_LOSSES_POLICY_OPTIONS_H_
 
+#include "losses/aggregation.h"
 #include "losses/policy/kinds.h"
 #include "schema/option_fields.h"
 
@@ -27,12 +28,15 @@ inline const char* needs_sequences(const Options& o) {
     return "sampler_level = sequence";
   if (!std::isnan(o.off_policy_threshold)) return "off_policy_threshold";
   if (o.kind == TILELOSS_POLICY_VESPO) return "kind = vespo";
-  switch (o.aggregation) {
-    case TILELOSS_SEQ_MEAN_TOKEN_MEAN: return "aggregation = seq_mean_token_mean";
-    case TILELOSS_SEQ_MEAN_TOKEN_SUM_NORM: return "aggregation = seq_mean_token_sum_norm";
-    case TILELOSS_SEQ_MEAN_TOKEN_SUM: return "aggregation = seq_mean_token_sum";
-    default: return nullptr;
+  switch (static_cast<Aggregation>(o.aggregation)) {
+    case Aggregation::kSeqMeanTokenMean: return "aggregation = seq_mean_token_mean";
+    case Aggregation::kSeqMeanTokenSumNorm: return "aggregation = seq_mean_token_sum_norm";
+    case Aggregation::kSeqMeanTokenSum: return "aggregation = seq_mean_token_sum";
+    case Aggregation::kTokenMean:
+    case Aggregation::kSum:
+    case Aggregation::kNone: break;
   }
+  return nullptr;
 }
 
 inline std::string check_tensors(const LossContext& c, const Options& o) {

@@ -15,7 +15,7 @@
 namespace tileloss::test {
 namespace {
 
-// How many threads the plan of a large call has, when nobody wishes for a number.
+// How many threads the plan of a large call has, when nobody asks for a number.
 int planned_threads() {
   LogitsCase c(large_spec());
   tileloss_plan plan{};

@@ -30,11 +30,11 @@ testing::AssertionResult gives_the_same_bits_on(const tileloss_executor& executo
   run.executor = &executor;
   for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_SWEEPS}) {
     c.reset();
-    tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.cpu.row_block = 2;
+    tileloss_plan_options hints = with_schedule(schedule);
+    hints.cpu.row_block = 2;
     tileloss_plan plan{};
     const tileloss_cross_entropy_options options = cross_entropy_options();
-    if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run, &plan); !result)
+    if (auto result = runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints, &run, &plan); !result)
       return result;
     if (plan.cpu.threads != executor.threads) return testing::AssertionFailure() << "planned " << plan.cpu.threads << " threads";
     c.args().dlogits.dtype = TILELOSS_BFLOAT16;
@@ -83,9 +83,9 @@ TEST(Executor, ScheduledTasksMayRunAfterTheCallHasReturnedAndInReverse) {
   tileloss_run_init(&run);
   run.executor = &executor;
   const tileloss_cross_entropy_options options = cross_entropy_options();
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.row_block = 2;
-  ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, wishes, &run));
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.row_block = 2;
+  ASSERT_TRUE(runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints, &run));
   EXPECT_EQ(queue.tasks.size(), 3U);
   const auto expected = single_threaded_outputs(large_spec());
   EXPECT_TRUE(same_bits(outputs_of(c.args()), expected));

@@ -68,17 +68,17 @@ TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
     options.logit.temperature.value = 0.7;
     options.z_loss = 1e-4;
     for (const int threads : {1, 3}) {
-      tileloss_plan_options wishes = plan_options();
-      wishes.cpu.threads = threads;
+      tileloss_plan_options hints = plan_options();
+      hints.cpu.threads = threads;
       c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+      ASSERT_TRUE(runs_value_and_grad(c, options, hints));
       const auto expected = outputs_of(c.args());
       c.reset();
       tileloss_status status = TILELOSS_INTERNAL;
       tileloss_plan plan;
       tileloss_plan_init(&plan);
       const unsigned after = word_after(GetParam(), [&] {
-        status = tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &wishes, nullptr, &plan);
+        status = tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &c.args(), &options, &hints, nullptr, &plan);
         if (status == TILELOSS_OK) status = tileloss_cross_entropy_value_and_grad(&c.args(), &options, &plan, nullptr);
       });
       ASSERT_TRUE(succeeds(status));

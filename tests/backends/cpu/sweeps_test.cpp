@@ -25,11 +25,11 @@ std::string describe(const LogitsCaseSpec& s) {
          (s.in_place ? " in place" : "");
 }
 
-testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const tileloss_plan_options& wishes) {
+testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const tileloss_plan_options& hints) {
   LogitsCase c(spec);
   tileloss_cross_entropy_options options = cross_entropy_options();
   options.logit.valid_vocab = spec.valid_vocab;
-  if (testing::AssertionResult result = runs_value_and_grad(c, options, wishes); !result) return result << " " << describe(spec);
+  if (testing::AssertionResult result = runs_value_and_grad(c, options, hints); !result) return result << " " << describe(spec);
   if (testing::AssertionResult result = agrees(check_cross_entropy(c, options)); !result) return result << " " << describe(spec);
   return testing::AssertionSuccess();
 }
@@ -140,11 +140,11 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
         }
         c.seal();
         for (const tileloss_schedule schedule : kSchedules) {
-          tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.cpu.vocab_block = block;
+          tileloss_plan_options hints = with_schedule(schedule);
+          hints.cpu.vocab_block = block;
           c.reset();
           const tileloss_cross_entropy_options options = cross_entropy_options();
-          ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+          ASSERT_TRUE(runs_value_and_grad(c, options, hints));
           ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
               << "block " << block << " column " << column << " height " << height;
         }
@@ -178,11 +178,11 @@ void check_blocks_apart(NumberFormat format, double softcap, const std::vector<d
         }
         c.seal();
         for (const tileloss_schedule schedule : kSchedules) {
-          tileloss_plan_options wishes = with_schedule(schedule);
-          wishes.cpu.vocab_block = block;
-          wishes.cpu.threads = 1;
+          tileloss_plan_options hints = with_schedule(schedule);
+          hints.cpu.vocab_block = block;
+          hints.cpu.threads = 1;
           c.reset();
-          ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+          ASSERT_TRUE(runs_value_and_grad(c, options, hints));
           ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
               << "block " << block << " column " << column << " height " << height << " schedule " << schedule;
         }
@@ -247,11 +247,11 @@ TEST_P(SweepsOf, SoftcapOfLogitsNearTheCap) {
 
 void expect_agreement_in_blocks_of_256(LogitsCase& c) {
   for (const tileloss_schedule schedule : kSchedules) {
-    tileloss_plan_options wishes = with_schedule(schedule);
-    wishes.cpu.vocab_block = 256;
+    tileloss_plan_options hints = with_schedule(schedule);
+    hints.cpu.vocab_block = 256;
     c.reset();
     const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(runs_value_and_grad(c, options, wishes));
+    ASSERT_TRUE(runs_value_and_grad(c, options, hints));
     ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
   }
 }
@@ -301,14 +301,14 @@ TEST_P(SweepsOf, EntropyOfWideLogitsUnderASmallScale) {
 TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
   for (std::int64_t block = 64; block <= 8192; block += block < 1024 ? 64 : 1024) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
-      tileloss_plan_options wishes = with_schedule(schedule);
-      wishes.cpu.vocab_block = block;
+      tileloss_plan_options hints = with_schedule(schedule);
+      hints.cpu.vocab_block = block;
       const LogitsCaseSpec spec{.rows = 2,
                                 .vocab = 8300,
                                 .format = GetParam(),
                                 .distribution = block % 128 == 0 ? "wide" : "normal",
                                 .extra_outputs = true};
-      ASSERT_TRUE(value_and_grad_agrees(spec, wishes)) << "vocab_block " << block;
+      ASSERT_TRUE(value_and_grad_agrees(spec, hints)) << "vocab_block " << block;
     }
   }
 }

@@ -20,10 +20,10 @@ inline LogitsCaseSpec large_spec(std::uint64_t seed = 1) {
 }
 
 inline tileloss_plan_options with_threads(int threads) {
-  tileloss_plan_options wishes = plan_options();
-  wishes.cpu.threads = threads;
-  wishes.cpu.row_block = 2;
-  return wishes;
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.threads = threads;
+  hints.cpu.row_block = 2;
+  return hints;
 }
 
 inline std::vector<unsigned char> single_threaded_outputs(const LogitsCaseSpec& spec) {

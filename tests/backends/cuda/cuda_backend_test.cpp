@@ -57,11 +57,11 @@ class OnCuda : public testing::Test {
     return view;
   }
   tileloss_status run(tileloss_cuda_kernel kernel = TILELOSS_CUDA_KERNEL_AUTO) {
-    auto wishes = init<tileloss_plan_options>();
-    wishes.cuda.kernel = kernel;
+    auto hints = init<tileloss_plan_options>();
+    hints.cuda.kernel = kernel;
     auto plan = init<tileloss_plan>();
     const tileloss_status s =
-        tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan);
+        tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &hints, nullptr, &plan);
     return s != TILELOSS_OK ? s : tileloss_cross_entropy_value_and_grad(&args_, &options_, &plan, nullptr);
   }
   // Of the first row to the last, without what lies between them.
@@ -181,12 +181,12 @@ TEST_F(OnCuda, ClustersAndTwoReadsGiveTheSameBits) {
 
 // Rows that no cluster can hold are read twice, and so are all where there are no clusters for them.
 TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
-  const auto facts_of = [&](std::int64_t vocab, tileloss_cuda_kernel wish = TILELOSS_CUDA_KERNEL_AUTO) {
+  const auto facts_of = [&](std::int64_t vocab, tileloss_cuda_kernel hint = TILELOSS_CUDA_KERNEL_AUTO) {
     args_.logits.cols = args_.logits.row_stride = args_.dlogits.cols = args_.dlogits.row_stride = vocab;
-    auto wishes = init<tileloss_plan_options>();
-    wishes.cuda.kernel = wish;
+    auto hints = init<tileloss_plan_options>();
+    hints.cuda.kernel = hint;
     auto plan = init<tileloss_plan>();
-    if (tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan) != TILELOSS_OK)
+    if (tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &hints, nullptr, &plan) != TILELOSS_OK)
       return std::string(tileloss_last_error());
     char text[1024];
     tileloss_plan_describe(&plan, TILELOSS_TEXT, text, sizeof text, nullptr);
@@ -580,7 +580,7 @@ TEST_F(OnCuda, AWorkspaceOfItsOwnIsGivenBack) {
   tileloss_row_state_init(&state);
   state.rows = kRows;
   state.device_type = TILELOSS_CUDA;
-  state.max = sums.data(), state.sum = sums.data() + kRows, state.target = sums.data() + 2 * kRows;
+  state.max = sums.data(), state.sum = sums.data() + kRows, state.label_logit = sums.data() + 2 * kRows;
   args_.row_state = &state;
   options_.logit.vocab_total = 2 * kVocab;
   auto run = init<tileloss_run>();

@@ -35,11 +35,11 @@ def plan_of(schedule: int) -> dict[str, float]:
         calls.set_matrix(args, slot, 0, structs.BFLOAT16, (lines, WIDTH), (WIDTH, 1))
     calls.set_vector(args, "labels", 0, structs.INT64, ROWS, 1)
     calls.set_vector(args, "loss", 0, structs.FLOAT32, 1, 1)
-    wishes = structs.PlanOptions(struct_size=ctypes.sizeof(structs.PlanOptions))
-    wishes.cuda.schedule = schedule
+    hints = structs.PlanOptions(struct_size=ctypes.sizeof(structs.PlanOptions))
+    hints.cuda.schedule = schedule
     plan = structs.Plan(ctypes.sizeof(structs.Plan))
     to, options = ctypes.byref, function.new_options("")
-    given = (to(args), to(options), to(wishes), None, to(plan))
+    given = (to(args), to(options), to(hints), None, to(plan))
     raise_on_error(lib.tileloss_make_plan(function.encoded, VALUE_AND_GRAD, *given))
     text = ctypes.create_string_buffer(4096)
     lib.tileloss_plan_describe(to(plan), JSON, text, len(text), None)

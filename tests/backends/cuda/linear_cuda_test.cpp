@@ -97,12 +97,12 @@ class Head {
     }
     for (tileloss_logit_options* o : all_logit_options()) o->softcap = shape.softcap;
     options_.label_smoothing = shape.label_smoothing;
-    wishes.cuda.vocab_block = 256;
-    wishes.cuda.row_block = 16;
+    hints.cuda.vocab_block = 256;
+    hints.cuda.row_block = 16;
   }
 
   tileloss_status make_plan(tileloss_plan* plan, tileloss_pass pass = kBoth) const {
-    return tileloss_make_plan(function(), pass, &args, options_of_target(), &wishes, nullptr, plan);
+    return tileloss_make_plan(function(), pass, &args, options_of_target(), &hints, nullptr, plan);
   }
   // In a workspace of the plan's size, behind which nothing can be written.
   tileloss_plan run() {
@@ -139,7 +139,7 @@ class Head {
   }
 
   tileloss_args args;
-  tileloss_plan_options wishes = plan_options();
+  tileloss_plan_options hints = plan_options();
 
  private:
   std::array<tileloss_logit_options*, 4> all_logit_options() {
@@ -218,7 +218,7 @@ class Head {
 
 // The least budget is the one that the error names.
 std::int64_t least_budget(Head& head) {
-  head.wishes.workspace_bytes = 1;
+  head.hints.workspace_bytes = 1;
   auto plan = init<tileloss_plan>();
   EXPECT_EQ(head.make_plan(&plan), TILELOSS_WORKSPACE_TOO_SMALL);
   std::int64_t needed = 0;
@@ -228,11 +228,11 @@ std::int64_t least_budget(Head& head) {
 
 // With a budget that holds so much more than a plan that keeps nothing.
 void keep(Head& head, std::int64_t bytes) {
-  head.wishes.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+  head.hints.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
   auto plan = init<tileloss_plan>();
   EXPECT_TRUE(succeeds(head.make_plan(&plan)));
-  head.wishes.cuda.schedule = TILELOSS_SCHEDULE_AUTO;
-  head.wishes.workspace_bytes = plan.workspace_bytes + bytes;
+  head.hints.cuda.schedule = TILELOSS_SCHEDULE_AUTO;
+  head.hints.workspace_bytes = plan.workspace_bytes + bytes;
 }
 
 // What the first of three blocks of the vocabulary takes. All of them take twice as much: dlogits lie over words then.
@@ -261,11 +261,11 @@ TEST_P(CudaHeadOf, EveryBudgetIsKeptAndChangesNoRowsOutputs) {
   EXPECT_TRUE(std::isfinite(expected.logp[0]) && expected.logp[0] < 0);
   EXPECT_TRUE(std::isfinite(expected.loss[0]) && expected.loss[0] != 0);
   Head head({.target = GetParam()});
-  head.wishes.cuda.row_block = 0;
+  head.hints.cuda.row_block = 0;
   const std::int64_t least = least_budget(head);
   EXPECT_LT(least, all);
   for (const std::int64_t budget : {least, (3 * least + all) / 4, (least + all) / 2, all}) {
-    head.wishes.workspace_bytes = budget;
+    head.hints.workspace_bytes = budget;
     head.forget();
     const tileloss_plan plan = head.run();
     EXPECT_LE(plan.workspace_bytes, budget);
@@ -331,7 +331,7 @@ TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
     }
     a.labels.size = a.logp.size = a.loss.size = kRows;
     a.dbias = {};
-    head.wishes = plan_options();
+    head.hints = plan_options();
   };
   Head head;
   take_its_shape(head);
@@ -355,7 +355,7 @@ TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
   EXPECT_TRUE(succeeds(pair.make_plan(&plan)));
   EXPECT_EQ(plan.other[1], 1024u);  // row_block
   EXPECT_LE(plan.workspace_bytes, kLogits);
-  pair.wishes.workspace_bytes = kLogits / 4;
+  pair.hints.workspace_bytes = kLogits / 4;
   EXPECT_TRUE(succeeds(pair.make_plan(&plan)));
   EXPECT_EQ(plan.other[1], 128u);
 }
@@ -377,7 +377,7 @@ TEST_P(CudaHeadOf, AChunksWidthChangesNoBitsOfTheHeadsGradient) {
   Numbers expected = Head({.target = GetParam()}).run_and_get();
   for (const std::int64_t width : {128, 64}) {
     Head head({.target = GetParam()});
-    head.wishes.cuda.chunk_columns = width;
+    head.hints.cuda.chunk_columns = width;
     const Numbers got = head.run_and_get();
     EXPECT_NE(got.dhidden, expected.dhidden) << width;
     expected.dhidden = got.dhidden;
@@ -410,7 +410,7 @@ double products(const std::function<void(Head&)>& change, tileloss_pass pass = k
   return static_cast<double>(cuda_on_host::products().multiply_adds - before) / static_cast<double>(37 * kVocab * kWidth);
 }
 TEST(CudaHead, ProductsAreAsManyAsThePlanSays) {
-  const auto recompute = [](Head& h) { h.wishes.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE; };
+  const auto recompute = [](Head& h) { h.hints.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE; };
   EXPECT_EQ(products([](Head&) {}), 3);
   EXPECT_EQ(products(recompute), 4);
   EXPECT_EQ(products([&](Head& h) { recompute(h), h.args.dhead = {}, h.args.dbias = {}; }), 3);
@@ -444,7 +444,7 @@ TEST(CudaHead, ProductsOfATargetAreAsManyAsThePlanSays) {
   for (const TargetKind target : {TargetKind::kLogits, TargetKind::kColumns, TargetKind::kProbabilities}) {
     const double of_logits = target == TargetKind::kLogits ? 1 + kTeachers : 1;
     const std::int64_t sides = target == TargetKind::kLogits ? 2 : 1;
-    const auto recompute = [](Head& h) { h.wishes.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE; };
+    const auto recompute = [](Head& h) { h.hints.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE; };
     EXPECT_DOUBLE_EQ(products([](Head&) {}, kBoth, target), of_logits + 2);
     EXPECT_DOUBLE_EQ(products(recompute, kBoth, target), 2 * of_logits + 2);
     EXPECT_DOUBLE_EQ(products([](Head& h) { h.args.dhidden = h.args.dhead = {}, h.args.dbias = {}; }, TILELOSS_FORWARD, target),
@@ -456,12 +456,12 @@ TEST(CudaHead, ProductsOfATargetAreAsManyAsThePlanSays) {
 
 TEST(CudaHead, AlgorithmsAreFoundOnceForAnyNumberOfRows) {
   Head first;
-  first.wishes.cuda.vocab_block = 128;  // as no other test has it
+  first.hints.cuda.vocab_block = 128;  // as no other test has it
   const std::int64_t before = cuda_on_host::products().searches;
   first.run();
   EXPECT_EQ(cuda_on_host::products().searches - before, 6) << "three products, of whole blocks and of the last one";
   Head second({.rows = 50});
-  second.wishes.cuda.vocab_block = 128;
+  second.hints.cuda.vocab_block = 128;
   second.run();
   EXPECT_EQ(cuda_on_host::products().searches - before, 6);
 }
@@ -480,7 +480,7 @@ TEST_P(CudaHeadOf, AnAlgorithmThatIsNotForACallsRowsIsReplaced) {
 // The first call with such a head, too: the plan and what is made once are apart from the capture.
 TEST_P(CudaHeadOf, CallCanBeCaptured) {
   Head head({.target = GetParam()});
-  head.wishes.cuda.vocab_block = 192;  // as no other test has it
+  head.hints.cuda.vocab_block = 192;  // as no other test has it
   const DeviceArray<std::uint8_t> workspace(std::size_t{8} << 20);
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -510,7 +510,7 @@ TEST_P(CudaHeadOf, CallCanBeCaptured) {
 
 TEST(CudaHead, AMissingCublasLtIsSaid) {
   Head head;
-  head.wishes.cuda.vocab_block = 384;  // as no other test has it
+  head.hints.cuda.vocab_block = 384;  // as no other test has it
   cuda_on_host::products().missing = "libcublasLt.so.13: cannot open shared object file";
   auto plan = init<tileloss_plan>();
   EXPECT_TRUE(refused(head.make_plan(&plan), TILELOSS_UNSUPPORTED,

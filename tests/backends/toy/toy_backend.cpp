@@ -75,20 +75,9 @@ class ToyDevice {
       if (error->ok()) *error = found;
     });
   }
-  void forward(const RowArrays& rows) {
-    memory_->queue([p = problem_, rows, z = z_, teacher = teacher_z_] {
-      const ToySweeps sweeps(*p, rows, z, teacher);
-      if (z != nullptr) sweeps.make_logits();
-      sweeps.forward();
-    });
-  }
-  void backward(const RowArrays& rows, const impl::RowStates& states) {
-    memory_->queue([p = problem_, rows, z = z_, teacher = teacher_z_, states] {
-      const ToySweeps sweeps(*p, rows, z, teacher);
-      if (z != nullptr) sweeps.make_logits();
-      sweeps.backward(states);
-    });
-  }
+  void forward(const RowArrays& rows) { sweep<&ToySweeps::forward>(rows); }
+  void find_sums(const RowArrays& rows) { sweep<&ToySweeps::find_sums>(rows); }
+  void backward(const RowArrays& rows, const impl::RowStates& states) { sweep<&ToySweeps::backward>(rows, states); }
   Status done() {
     memory_->queue([memory = memory_, pieces = pieces_] {
       for (void* piece : pieces) memory->release(piece);
@@ -97,6 +86,15 @@ class ToyDevice {
   }
 
  private:
+  template <auto kSweep, class... With>
+  void sweep(const RowArrays& rows, const With&... with) {
+    memory_->queue([=, p = problem_, z = z_, teacher = teacher_z_] {
+      const ToySweeps sweeps(*p, rows, z, teacher);
+      if (z != nullptr) sweeps.make_logits();
+      (sweeps.*kSweep)(with...);
+    });
+  }
+
   std::shared_ptr<const Problem> problem_;
   DeviceMemory* memory_;
   Status* error_;
@@ -106,7 +104,7 @@ class ToyDevice {
 
 }  // namespace
 
-Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*wishes*/, const tileloss_executor* /*executor*/,
+Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*hints*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);

@@ -28,7 +28,7 @@ class ToyBackend final : public impl::Backend {
   tileloss_device_type device_type() const override { return kToyDevice; }
   const char* name() const override { return "toy"; }
   std::int32_t device_count() const override { return kDevices; }
-  impl::Status plan(const impl::Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+  impl::Status plan(const impl::Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
                     tileloss_plan* plan) const override;
   impl::Status check_plan(const tileloss_plan& plan) const override;
   impl::Status begin(const impl::Problem& problem, const tileloss_plan& plan, const tileloss_run& run,

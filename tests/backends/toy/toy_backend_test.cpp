@@ -34,7 +34,7 @@ tileloss_row_state state_in(float* floats) {
   state.rows = 3;
   state.max = floats;
   state.sum = floats + 3;
-  state.target = floats + 6;
+  state.label_logit = floats + 6;
   state.device_type = kToyDevice;
   return state;
 }
@@ -254,12 +254,12 @@ TEST_F(OnTheDevice, AColumnThatATeacherDoesNotHaveIsReported) {
 }
 
 TEST_F(OnTheDevice, ThePlanTellsOfItAndFitsNoOther) {
-  const tileloss_plan_options wishes = plan_options();
+  const tileloss_plan_options hints = plan_options();
   tileloss_plan plan, on_cpu;
   tileloss_plan_init(&plan);
   tileloss_plan_init(&on_cpu);
   LogitsCase c({.rows = 3, .vocab = 5});
-  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &wishes, nullptr, &plan)));
+  ASSERT_TRUE(succeeds(tileloss_make_plan("cross_entropy", TILELOSS_VALUE_AND_GRAD, &args_, &options_, &hints, nullptr, &plan)));
   EXPECT_EQ(plan.device_type, kToyDevice);
   char text[400];
   ASSERT_EQ(tileloss_plan_describe(&plan, TILELOSS_JSON, text, sizeof text, nullptr), TILELOSS_OK) << tileloss_last_error();
@@ -293,11 +293,11 @@ TEST(ToyDevice, MergesRowStates) {
     state->rows = 2;
     state->max = own;
     state->sum = own + 2;
-    state->target = own + 4;
+    state->label_logit = own + 4;
     state->device_type = kToyDevice;
     ASSERT_EQ(tileloss_row_state_set_identity(state), TILELOSS_OK) << tileloss_last_error();
   }
-  memory.queue([&] { b.max[1] = b.target[1] = 3; });
+  memory.queue([&] { b.max[1] = b.label_logit[1] = 3; });
   ASSERT_EQ(tileloss_row_state_merge(&a, &b), TILELOSS_OK) << tileloss_last_error();
   float max = 0;
   memory.queue([&] { max = a.max[1]; });

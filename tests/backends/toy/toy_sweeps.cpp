@@ -74,15 +74,19 @@ void ToySweeps::forward() const {
   for (std::int64_t i = 0; i < p_.rows; ++i) {
     rows_.states[i] = {};
     if (rows_.label_columns[i] == impl::kIgnoredRow) continue;
-    if (p_.loss->target() == TargetKind::kProbabilities && !p_.has_pair_state) choose_column(i);
-    if (!p_.has_pair_state) {
-      rows_.states[i] = gather(i, own(i, own_));
-      if (rows_.stats == nullptr) continue;
-      TargetStats& stats = rows_.stats[i] = impl::make_row_stats(rows_.states[i]);
-      stats.label = impl::make_row_stats(gather(i, own(i, label_)));
-      if (p_.loss->target() == TargetKind::kLogits) stats.teacher = impl::make_row_stats(gather(i, teacher(i)));
-    }
-    look(i, rows_.stats[i], false);
+    if (p_.loss->target() == TargetKind::kProbabilities) choose_column(i);
+    rows_.states[i] = gather(i, own(i, own_));
+    if (rows_.stats == nullptr) continue;
+    TargetStats& stats = rows_.stats[i] = impl::make_row_stats(rows_.states[i]);
+    stats.label = impl::make_row_stats(gather(i, own(i, label_)));
+    if (p_.loss->target() == TargetKind::kLogits) stats.teacher = impl::make_row_stats(gather(i, teacher(i)));
+    look(i, stats, false);
+  }
+}
+
+void ToySweeps::find_sums() const {
+  for (std::int64_t i = 0; i < p_.rows; ++i) {
+    if (rows_.label_columns[i] != impl::kIgnoredRow) look(i, rows_.stats[i], false);
   }
 }
 
@@ -114,7 +118,7 @@ ToySweeps::Numbers ToySweeps::look_at_all(std::int64_t i, TargetStats& stats, bo
   };
   std::int64_t top = 0;
   for (std::int64_t j = 0; j < p_.columns; ++j) top = mine.stats(j, stats).p > mine.stats(top, stats).p ? j : top;
-  if (has_teacher && !p_.has_pair_state) d.shift_for(mine.stats(top, stats).p, other.stats(top, stats.teacher).p);
+  if (has_teacher && p_.needs_forward) d.shift_for(mine.stats(top, stats).p, other.stats(top, stats.teacher).p);
   if (!has_sums) stats.sums = {};
   for (std::int64_t j = 0; !has_sums && j < p_.columns; ++j) {
     stats.sums.divergence += term(j).value;

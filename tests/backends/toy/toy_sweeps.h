@@ -25,6 +25,7 @@ class ToySweeps {
 
   void make_logits() const;
   void forward() const;
+  void find_sums() const;
   void choose_column(std::int64_t i) const;
   void backward(const impl::RowStates& states) const;
 

@@ -44,7 +44,7 @@ _calls: dict[str, int] = {}
 _NAMES = {(f, i): f"{f}/{name}" for f in FUNCTIONS for i, name in enumerate(PASS_NAMES)}
 # Where pointers stand in the arguments, and in the row state behind them, in words of 8 bytes: a view begins with its own.
 _POINTERS: dict[str, tuple[int, ...]] = {slot: (OFFSETS[slot] // 8,) for slot in SLOTS}
-_STATE_ARRAYS = (RowState.max, RowState.sum, RowState.target, RowState.entropy_sum)
+_STATE_ARRAYS = (RowState.max, RowState.sum, RowState.label_logit, RowState.entropy_sum)
 _POINTERS["row_state"] = tuple((_ARGS_BYTES + array.offset) // 8 for array in _STATE_ARRAYS)
 _ROW_STATE = OFFSETS["row_state"] // 8
 
@@ -155,9 +155,9 @@ def call(
     ``renamed``: what errors are to call the ABI's arguments. ``merge``: tileloss_run's; what it raises is raised here."""
     plan = Plan(_PLAN_BYTES)
     args_pointer, plan_pointer = byref(args), byref(plan)
-    wishes = byref(_plan_options(threads, workspace_bytes))
+    hints = byref(_plan_options(threads, workspace_bytes))
     status = lib.tileloss_make_plan(
-        function.encoded, call_pass, args_pointer, options, wishes, None, plan_pointer
+        function.encoded, call_pass, args_pointer, options, hints, None, plan_pointer
     )
     if status:
         raise_on_error(status, renamed)

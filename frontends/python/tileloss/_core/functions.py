@@ -171,8 +171,27 @@ PUBLIC_OPTIONS = {
     for name, function in FUNCTIONS.items()
 }
 
+# What cross_entropy is where class probabilities stand for labels; by name, with their defaults, the options that it lacks.
+OF_PROBABILITIES = "soft_cross_entropy"
+_OF_LABELS = {
+    name: option.usual
+    for name, option in FUNCTIONS["cross_entropy"].options.items()
+    if name not in FUNCTIONS[OF_PROBABILITIES].options
+}
+
 
 # ------------------------------------------------------------------------------------------------ options by name
+
+
+def options_of_probabilities(given: Mapping[str, Any]) -> dict[str, Any]:
+    """cross_entropy's as OF_PROBABILITIES takes them; raises where one that it lacks is not at its default."""
+    for name, usual in _OF_LABELS.items():
+        if given.get(name, usual) != usual:
+            default = f"{usual:g}" if isinstance(usual, float) else usual
+            raise ValueError(
+                f"{name}: expected {default} with class probabilities, got {given[name]}"
+            )
+    return {name: value for name, value in given.items() if name not in _OF_LABELS}
 
 
 def encode(

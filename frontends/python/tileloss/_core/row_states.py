@@ -12,9 +12,9 @@ from tileloss._core.slots import ROW_OUTPUTS, SLOTS, Place
 from tileloss._core.structs import RowState
 
 # tileloss_row_state's arrays, as its bits number them: float32, and the last int64.
-ARRAYS = ("max", "sum", "target", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+ARRAYS = ("max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
 _BITS = {name: 1 << number for number, name in enumerate(ARRAYS)}
-_ALWAYS = _BITS["max"] | _BITS["sum"] | _BITS["target"]
+_ALWAYS = _BITS["max"] | _BITS["sum"] | _BITS["label_logit"]
 # The row output that is the mean of the logits.
 (MEAN_OUTPUT,) = (n for n in ROW_OUTPUTS if SLOTS[n].state_arrays & _BITS["smoothing_sum"])
 

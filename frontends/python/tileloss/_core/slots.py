@@ -102,7 +102,7 @@ OFFSETS = {name: offset for offset, name, _ in _MEMBERS}
 
 # The row state's arrays as a forward saves them for its backward. A backward reads the first three, and this one if what the
 # forward was asked for, row outputs or options, is among these.
-STATE = ("max", "sum", "target", "entropy_sum")
+STATE = ("max", "sum", "label_logit", "entropy_sum")
 
 
 def _readers(array: int) -> frozenset[str]:

@@ -61,7 +61,7 @@ class RowState(Structure):
         ("rows", c_int64),
         ("max", c_void_p),
         ("sum", c_void_p),
-        ("target", c_void_p),
+        ("label_logit", c_void_p),
         ("entropy_sum", c_void_p),
         ("collision_sum", c_void_p),
         ("smoothing_sum", c_void_p),

@@ -37,7 +37,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @jax.tree_util.register_static
-class Wanted(tuple[bool, ...]):
+class NeedsGrad(tuple[bool, ...]):
     """Which of the operand's arrays are differentiated."""
 
 
@@ -72,15 +72,15 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
         return _stage(_forward(x, o, call), o, call)[0]
 
     def forward(x: Operand, o: Inputs) -> tuple[Results, Any]:
-        wanted, x, o = _primals(x, o)
-        if not any(wanted):
+        needs_grad, x, o = _primals(x, o)
+        if not any(needs_grad):
             return run(x, o), None
         if call.grad_in_forward:
             return call.choice.run_whole(
-                partial(_by_sweeps, call, wanted), partial(_in_one_pass, call, wanted), x, o
+                partial(_by_sweeps, call, needs_grad), partial(_in_one_pass, call, needs_grad), x, o
             )
         state = _forward(x, o, call)
-        return _stage(state, o, call)[0], (x, o, state, wanted)
+        return _stage(state, o, call)[0], (x, o, state, needs_grad)
 
     def backward(saved: Any, gradients: Results) -> tuple[Operand | None, None]:
         given = {n: g for n, g in gradients.items() if n in call.differentiable}
@@ -92,9 +92,9 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
             given = {n: call.shards.upstream(of, g) for n, g in given.items()}
         if call.grad_in_forward:  # what is saved is the gradient for an upstream of 1
             return jax.tree.map(lambda g: (g * given["loss"]).astype(g.dtype), saved), None
-        x, o, state, wanted = saved
+        x, o, state, needs_grad = saved
         upstream = {f"{name}_grad": g for name, g in given.items()}
-        return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], wanted), None
+        return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], needs_grad), None
 
     run.defvjp(forward, _with_results_checked(backward), symbolic_zeros=True)
     by_rows = {name: name != "metrics" for name in call.outputs}
@@ -109,7 +109,7 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
     return found
 
 
-def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
+def _primals(x: Any, o: Any) -> tuple[NeedsGrad, Operand, Inputs]:
     """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values.
 
     Raises:
@@ -119,7 +119,7 @@ def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
     def is_primal(leaf: Any) -> bool:
         return isinstance(leaf, CustomVJPPrimal)
 
-    wanted = Wanted(leaf is not None and leaf.perturbed for leaf in x)
+    needs_grad = NeedsGrad(leaf is not None and leaf.perturbed for leaf in x)
     for path, leaf in jax.tree_util.tree_leaves_with_path(o, is_leaf=is_primal):
         name = getattr(path[-1], "key", "")
         is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
@@ -131,19 +131,19 @@ def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
                 "that is to be differentiated"
             )
     x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=is_primal)
-    return wanted, x, o
+    return needs_grad, x, o
 
 
-def _by_sweeps(call: Call, wanted: Wanted, x: Operand, o: Inputs) -> tuple[Results, Operand]:
+def _by_sweeps(call: Call, needs_grad: NeedsGrad, x: Operand, o: Inputs) -> tuple[Results, Operand]:
     state = _forward(x, o, call)
     results, coefficients = _stage(state, o, call)
-    return results, _backward(x, o, call, state, coefficients, wanted)
+    return results, _backward(x, o, call, state, coefficients, needs_grad)
 
 
 def _in_one_pass(
-    call: Call, wanted: Wanted, value_and_grad: Any, x: Operand, o: Inputs
+    call: Call, needs_grad: NeedsGrad, value_and_grad: Any, x: Operand, o: Inputs
 ) -> tuple[Results, Operand]:
-    options, spec = call.options_of(o), call.spec._replace(wanted=tuple(wanted))
+    options, spec = call.options_of(o), call.spec._replace(needs_grad=tuple(needs_grad))
     if call.is_of_labels:
         found: tuple[Results, Operand] = value_and_grad(
             options,
@@ -186,7 +186,7 @@ def _forward(x: Operand, o: Inputs, call: Call) -> Any:
 
 
 def _backward(
-    x: Operand, o: Inputs, call: Call, state: Any, coefficients: Any, wanted: Wanted
+    x: Operand, o: Inputs, call: Call, state: Any, coefficients: Any, needs_grad: NeedsGrad
 ) -> Operand:
     """``state``, ``coefficients``: as `_forward` and `_stage` gave them."""
     options, weights = call.options_of(o), o.target.get("class_weights")
@@ -201,7 +201,7 @@ def _backward(
         # The gradient, which may lie over the logits, has to wait for the forward. Rows where that is NaN are NaN anyway.
         first = state.outputs[call.spec.outputs[0]]
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
-    spec = call.spec._replace(wanted=tuple(wanted))
+    spec = call.spec._replace(needs_grad=tuple(needs_grad))
     transform = make_transform(options)
     gradient: Operand = _sweep(call, "backward", x, _target(o, call), rows, transform, spec)
     return gradient

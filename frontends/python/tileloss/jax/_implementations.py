@@ -67,16 +67,16 @@ IMPLEMENTATIONS = {
 DEFAULT = tuple(IMPLEMENTATIONS)
 
 
-def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
+def check_names(given: str | Iterable[str] | None) -> tuple[str, ...]:
     """The names, in order of preference; none: all there are.
 
     Raises:
         ValueError: a name of no implementation, or no name.
     """
-    if wanted is None:
+    if given is None:
         _warn_where_the_handler_is_missing()
         return DEFAULT
-    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    names = (given,) if isinstance(given, str) else tuple(given)
     unknown = [name for name in names if name not in IMPLEMENTATIONS]
     if unknown or not names:
         raise ValueError(

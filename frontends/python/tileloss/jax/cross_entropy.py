@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
@@ -30,11 +31,11 @@ def cross_entropy(
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 
-        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + zeta w_i lse^2
 
     ``reduction="mean"`` divides the first part by the sum of w_i c_y and the second by the sum of w_i over the rows that are not
     ignored, both by ``num_items`` if given; with every row ignored the mean is 0. docs/users/losses.md has the rest, and what
-    class probabilities make of it: they go without z_loss, temperature_on="logprob" and vocab_axis.
+    class probabilities make of it: they go without the term in zeta, temperature_on="logprob" and vocab_axis.
 
     Args:
         logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode; a gradient
@@ -189,13 +190,11 @@ def linear_logprobs(
 def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
-    loss, target = "cross_entropy", {"labels": labels}
-    if labels is not None and jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        for name, needed in (("vocab_axis", None), ("z_loss", 0)):
-            if given[name] != needed:
-                raise ValueError(
-                    f"{name}: expected {needed} with class probabilities, got {given[name]!r}"
-                )
-        loss, target = "soft_cross_entropy", {"labels": None, "target_probs": labels}
-    found: Array = apply(loss, operand, **target, **given)["loss"]
+    if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
+        found: Array = apply("cross_entropy", operand, labels=labels, **given)["loss"]
+        return found
+    if (axis := given["vocab_axis"]) is not None:
+        raise ValueError(f"vocab_axis: expected None with class probabilities, got {axis!r}")
+    options = options_of_probabilities(given)
+    found = apply(OF_PROBABILITIES, operand, labels=None, target_probs=labels, **options)["loss"]
     return found

@@ -144,8 +144,8 @@ class Case:
             else:
                 tensor = torch.from_numpy(array)
             tensor = tensor.to(self.device)
-            is_wanted = f"d{name}" in self.gradients
-            self._handed_out[name] = tensor.requires_grad_() if is_wanted else tensor
+            needs_grad = f"d{name}" in self.gradients
+            self._handed_out[name] = tensor.requires_grad_() if needs_grad else tensor
         return self._handed_out[name]
 
     def torch_in_use(self) -> Tensor:

@@ -26,7 +26,7 @@ class ModelCase(NamedTuple):
     facts: dict[str, Any]
 
 
-class _Wishes(NamedTuple):
+class _Settings(NamedTuple):
     """What the config says of the case."""
 
     model_path: str
@@ -67,7 +67,7 @@ def prepare(config: Config) -> list[str]:
         overrides.append("source.mask=mask")
         if "old_logp_noise_scale" not in config:
             overrides.append(f"old_logp_noise_scale={_NOISE}")
-    if _wishes(config).teacher_path is not None:
+    if _settings(config).teacher_path is not None:
         if "loss" not in config or config.text("loss") != "distillation":
             config.fail("teacher_model_path", "expected loss: distillation beside it")
         overrides.append("source.teacher=teacher_logits")
@@ -80,28 +80,28 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
     Raises:
         ValueError: there is no such model at hand, or it is none that the losses fit.
     """
-    wishes = _wishes(config)
-    progress.step(f"loading {wishes.model_path}")
-    model_folder = config.path_from("model_path", wishes.model_path)
-    model = models.load(wishes.model_path, model_folder, wishes.dtype, wishes.seed)
-    random = torch.Generator().manual_seed(wishes.seed)
-    ids, words = _ids(model, wishes, config, random)
+    settings = _settings(config)
+    progress.step(f"loading {settings.model_path}")
+    model_folder = config.path_from("model_path", settings.model_path)
+    model = models.load(settings.model_path, model_folder, settings.dtype, settings.seed)
+    random = torch.Generator().manual_seed(settings.seed)
+    ids, words = _ids(model, settings, config, random)
     progress.step(f"forward of {tuple(ids.shape)} tokens")
-    captured = models.capture(model, ids, wishes.level)
-    tensors = _captured_tensors(captured) | _label_tensors(ids, wishes, random)
-    if wishes.teacher_path is not None and captured.logits is not None:
-        progress.step(f"loading {wishes.teacher_path}")
-        tensors["teacher_logits"] = _teacher_logits(config, wishes, ids, captured.logits)
+    captured = models.capture(model, ids, settings.level)
+    tensors = _captured_tensors(captured) | _label_tensors(ids, settings, random)
+    if settings.teacher_path is not None and captured.logits is not None:
+        progress.step(f"loading {settings.teacher_path}")
+        tensors["teacher_logits"] = _teacher_logits(config, settings, ids, captured.logits)
     path = folder / "model.safetensors"
     save_file(tensors, path)
     overrides = [f"source.path={path}", *(f"{k}={v!r}" for k, v in captured.options.items())]
     overrides += ["source.bias=bias"] if "bias" in tensors else []
     overrides += [f"batch_size={ids.shape[0]}", f"seq_len={ids.shape[1]}"]
     facts = {
-        "model": wishes.model_path,
+        "model": settings.model_path,
         "model/class": type(model.module).__name__,
         "model/parameters": sum(p.numel() for p in model.module.parameters()),
-        "model/weights": "random" if wishes.model_path.startswith(PREFIX) else "stored",
+        "model/weights": "random" if settings.model_path.startswith(PREFIX) else "stored",
         "model/ids": words,
         "time/load_s": model.load_s,
         "time/forward_s": captured.forward_s,
@@ -115,10 +115,10 @@ def _is_policy(config: Config) -> bool:
     return any(key in config for key in _POLICY_KEYS)
 
 
-def _wishes(config: Config) -> _Wishes:
+def _settings(config: Config) -> _Settings:
     is_policy = _is_policy(config)
     dtype = config.choice("dtype", tuple(_DTYPES), "")
-    return _Wishes(
+    return _Settings(
         model_path=config.text("model_path") or "",
         teacher_path=config.text("teacher_model_path"),
         level=config.choice("level", ("logits", "linear"), "logits"),
@@ -134,34 +134,34 @@ def _wishes(config: Config) -> _Wishes:
 
 
 def _ids(
-    model: models.Model, wishes: _Wishes, config: Config, random: torch.Generator
+    model: models.Model, settings: _Settings, config: Config, random: torch.Generator
 ) -> tuple[Tensor, str]:
     """Ids [B, T] of the text, or drawn; and what they are, in words."""
-    if wishes.text is None:
+    if settings.text is None:
         vocab = model.module.get_output_embeddings().weight.shape[0]
-        shape = (wishes.batch_size, wishes.seq_len or _SEQ_LEN)
+        shape = (settings.batch_size, settings.seq_len or _SEQ_LEN)
         return torch.randint(0, vocab, shape, generator=random), "random"
-    file = config.path_from("text", wishes.text)
-    if len(wishes.text.split()) == 1 and not file.is_file():
-        config.fail("text", f"expected a text or a file, got '{wishes.text}': no such file")
-    found = models.encode(model, file.read_text() if file.is_file() else wishes.text)
-    seq_len = wishes.seq_len or len(found) // wishes.batch_size
-    size = wishes.batch_size * seq_len
+    file = config.path_from("text", settings.text)
+    if len(settings.text.split()) == 1 and not file.is_file():
+        config.fail("text", f"expected a text or a file, got '{settings.text}': no such file")
+    found = models.encode(model, file.read_text() if file.is_file() else settings.text)
+    seq_len = settings.seq_len or len(found) // settings.batch_size
+    size = settings.batch_size * seq_len
     if seq_len < 2 or len(found) < size:
         config.fail(
             "text",
-            f"expected at least batch_size x seq_len = {max(size, 2 * wishes.batch_size)} tokens, got {len(found)}",
+            f"expected at least batch_size x seq_len = {max(size, 2 * settings.batch_size)} tokens, got {len(found)}",
         )
-    ids = torch.tensor(found[:size]).reshape(wishes.batch_size, seq_len)
-    return ids, str(wishes.text) if file.is_file() else "text"
+    ids = torch.tensor(found[:size]).reshape(settings.batch_size, seq_len)
+    return ids, str(settings.text) if file.is_file() else "text"
 
 
-def _teacher_logits(config: Config, wishes: _Wishes, ids: Tensor, student: Tensor) -> Tensor:
+def _teacher_logits(config: Config, settings: _Settings, ids: Tensor, student: Tensor) -> Tensor:
     """[B, T, V] of the other model on the same tokens, in the student's dtype."""
-    assert wishes.teacher_path is not None
-    folder = config.path_from("teacher_model_path", wishes.teacher_path)
+    assert settings.teacher_path is not None
+    folder = config.path_from("teacher_model_path", settings.teacher_path)
     # Another seed: random weights are not to be the student's.
-    model = models.load(wishes.teacher_path, folder, wishes.dtype, wishes.seed + 1)
+    model = models.load(settings.teacher_path, folder, settings.dtype, settings.seed + 1)
     columns = model.module.get_output_embeddings().weight.shape[0]
     if columns != student.shape[-1]:
         config.fail(
@@ -187,11 +187,11 @@ def _captured_tensors(captured: models.Captured) -> dict[str, Tensor]:
     return tensors
 
 
-def _label_tensors(ids: Tensor, wishes: _Wishes, random: torch.Generator) -> dict[str, Tensor]:
+def _label_tensors(ids: Tensor, settings: _Settings, random: torch.Generator) -> dict[str, Tensor]:
     """Each position's label is the next token. The last of a sequence has none, and a share of the others is left out."""
     labels = ids.roll(-1, dims=1)
-    out = torch.rand(ids.shape, generator=random) < wishes.ignored
+    out = torch.rand(ids.shape, generator=random) < settings.ignored
     out[:, -1] = True
-    if wishes.is_policy:
+    if settings.is_policy:
         return {"labels": labels, "mask": (~out).to(torch.uint8)}
-    return {"labels": labels.masked_fill(out, wishes.ignore_index)}
+    return {"labels": labels.masked_fill(out, settings.ignore_index)}

@@ -10,15 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tileloss._core.slots import SLOTS
+from tileloss._core.structs import INT64, UINT8
 from tileloss.tools.case import Case
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _GRADIENTS = ("dlogits", "dhidden", "dhead")
-_INTEGERS = {
-    "argmax": np.dtype(np.int64),
-    "correct": np.dtype(np.bool_),
-    "agreement": np.dtype(np.bool_),
-}
+_INTEGERS = {INT64: np.dtype(np.int64), UINT8: np.dtype(np.bool_)}
 
 
 class Missing(Exception):
@@ -31,7 +29,7 @@ class Missing(Exception):
 
 def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
     """The outputs as numpy arrays of the dtypes that the judge reads: matrices of gradients in their own, or float32 where they
-    have another; `argmax`, `correct` and `agreement` as integers; everything else in float32.
+    have another; row outputs of the library as integers where they are that; everything else in float32.
 
     Raises:
         TypeError: not a dict of arrays by name.
@@ -64,8 +62,8 @@ def to_numpy(name: str, array: Any) -> np.ndarray:
 
 
 def _cast_output(name: str, array: np.ndarray) -> np.ndarray:
-    if name in _INTEGERS:
-        return array.astype(_INTEGERS[name])
+    if name in SLOTS and (integer := _INTEGERS.get(SLOTS[name].dtypes[0])) is not None:
+        return array.astype(integer)
     if name in _GRADIENTS and array.dtype in _FLOATS:
         return array
     return array.astype(np.float32)

@@ -177,13 +177,6 @@ def is_probabilities(target: Any) -> bool:
     return isinstance(target, Tensor) and target.is_floating_point()
 
 
-def without_z_loss(given: Mapping[str, Value]) -> dict[str, Value]:
-    """Options of class probabilities."""
-    if given.get("z_loss", 0) != 0:
-        raise ValueError(f"z_loss: expected 0 with class probabilities, got {given['z_loss']}")
-    return {name: value for name, value in given.items() if name != "z_loss"}
-
-
 def checked_tensors(
     function: str, student: Student, tensors: Mapping[str, Any], given: Mapping[str, Value]
 ) -> list[Tensor | None]:

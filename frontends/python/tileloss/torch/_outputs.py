@@ -12,7 +12,7 @@ from torch import Tensor
 class RowOutputs(NamedTuple):
     """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
 
-    # generated: row outputs
+    # generated: rows of logprobs
     logp: Tensor | None = None  # float32: log softmax at the label
     lse: Tensor | None = None  # float32: log sum_j exp(z_j)
     entropy: Tensor | None = None  # float32: nats
@@ -25,15 +25,17 @@ class RowOutputs(NamedTuple):
 
 
 class DistillationRows(NamedTuple):
-    """Numbers of each row, [...] as the rows lie; None: not asked for. None of them is differentiable."""
+    """Numbers of each row, [...] as the rows lie; None: not asked for. Whatever either side has is the student's. None of them is
+    differentiable."""
 
-    divergence: Tensor | None = None  # float32, neither weighted nor scaled
-    # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    entropy: Tensor | None = None
-    teacher_entropy: Tensor | None = None
-    agreement: Tensor | None = None  # bool: both have the same argmax
-    logp: Tensor | None = None
-    lse: Tensor | None = None
+    # generated: rows of distillation
+    divergence: Tensor | None = None  # float32: the divergence alone, neither weighted nor scaled
+    entropy: Tensor | None = None  # float32: nats
+    teacher_entropy: Tensor | None = None  # float32: nats, of the classes that the divergence sees
+    agreement: Tensor | None = None  # bool: whether both have the same argmax
+    logp: Tensor | None = None  # float32: log softmax at the label
+    lse: Tensor | None = None  # float32: log sum_j exp(z_j)
+    # end of generated
 
 
 Rows = TypeVar("Rows", RowOutputs, DistillationRows)

@@ -168,11 +168,11 @@ def _way_of(
     if wants_grad and _is_in_forward(grad_in_forward, op, student, given, in_place):
         if is_exported():
             needs = student.has()
-        wanted = [name for name, need in zip(op.gradients, needs, strict=True) if need]
+        needed = [name for name, need in zip(op.gradients, needs, strict=True) if need]
         gradients = () if in_place else op.gradients
         return _Way(
             f"{op.name}_value_and_grad{'_' * in_place}",
-            (*options, ",".join((*wanted, *outputs))),
+            (*options, ",".join((*needed, *outputs))),
             wants_grad=True,
             in_place=True,
             adds=False,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
@@ -15,7 +16,6 @@ from tileloss.torch._arguments import (
     checked_head,
     checked_logits,
     is_probabilities,
-    without_z_loss,
 )
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch._results import results_of
@@ -50,11 +50,11 @@ def cross_entropy(
 
     Class probabilities q, [..., V] of a float type, may stand for the labels, as in PyTorch: a row's loss is then
     w_i sum_j c_j ((1-s) q_j + s/V) (-log p_j), and mean divides by the sum of w_i. They need not sum to 1 and have no gradient;
-    z_loss and ignore_index do not go with them, and grad_in_forward is True by default, as `distillation`'s.
+    the term in zeta and ignore_index do not go with them, and grad_in_forward is True by default, as `distillation`'s.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 
-        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + zeta w_i lse^2
 
     (PyTorch's label smoothing s and class weights c; z-loss as PaLM's and Liger's.) ``reduction="mean"`` divides the first part
     by the sum of w_i c_y and the second by the sum of w_i over the rows that are not ignored, both by ``num_items`` if given.
@@ -215,8 +215,8 @@ def linear_cross_entropy(
 def _cross_entropy(student: Unchecked, given: dict[str, Value], **how: Any) -> Tensor:
     if not is_probabilities(target := given["labels"]):
         return results_of("cross_entropy", student, given, **how)["loss"]
-    given = {**without_z_loss(given), "target_probs": target, "labels": None}
-    return results_of("soft_cross_entropy", student, given, **how)["loss"]
+    given = {**options_of_probabilities(given), "target_probs": target, "labels": None}
+    return results_of(OF_PROBABILITIES, student, given, **how)["loss"]
 
 
 @explains_names

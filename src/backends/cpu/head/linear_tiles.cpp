@@ -31,11 +31,11 @@ struct LinearWalk::TileAtHand {
     const TileAtHand& t = *static_cast<const TileAtHand*>(data);
     const RowState state = t.state(row, z);
     RunningRow& r = t.running[row];
-    const RowState odd = merge({.max = r.odd_max, .sum = r.odd_sum, .target = r.odd_target}, 0,
-                               {.max = state.max, .sum = state.sum, .target = state.target}, 0);
+    const RowState odd = merge({.max = r.odd_max, .sum = r.odd_sum, .label_logit = r.odd_target}, 0,
+                               {.max = state.max, .sum = state.sum, .label_logit = state.label_logit}, 0);
     r.odd_max = odd.max;
     r.odd_sum = odd.sum;
-    r.odd_target = odd.target;
+    r.odd_target = odd.label_logit;
     t.add(row, state);
     t.keep_floats(row, z);
   }
@@ -117,16 +117,16 @@ void LinearWalk::forward_tiles_task(float* scratch, std::int64_t first, std::int
 void LinearWalk::add_running(const RunningRow& running, const SoftmaxRows& job, RowState& state) const {
   RowState in_reach;
   in_reach.max = job_.transform.scale * running.max;
-  in_reach.target = job_.transform.scale * running.target;
+  in_reach.label_logit = job_.transform.scale * running.target;
   if (running.sum != 0) {
     const double reference = job.reference_unit * static_cast<double>(running.reference);
     const double max = LogitTransform::kExactLog2E * static_cast<double>(in_reach.max);
     in_reach.sum = static_cast<float>(running.sum * __builtin_exp2(reference - max));
   }
-  const RowState all = merge({.max = running.odd_max, .sum = running.odd_sum, .target = running.odd_target}, 0, in_reach, 0);
+  const RowState all = merge({.max = running.odd_max, .sum = running.odd_sum, .label_logit = running.odd_target}, 0, in_reach, 0);
   state.max = all.max;
   state.sum = all.sum;
-  state.target = all.target;
+  state.label_logit = all.label_logit;
 }
 
 }  // namespace tileloss::impl::cpu

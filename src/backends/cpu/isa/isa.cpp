@@ -13,6 +13,7 @@
 #include "backends/cpu/isa/amx_support.h"
 #include "backends/cpu/isa/kernels.h"
 #include "backends/cpu/isa/processor.h"
+#include "core/enumerators.h"
 
 namespace tileloss::impl::cpu {
 namespace {
@@ -116,7 +117,7 @@ std::string supported_names() {
 }  // namespace
 
 const char* isa_name(tileloss_isa isa) {
-  switch (isa) {
+  switch (as_enum<TILELOSS_ISA_AUTO>(isa)) {
     case TILELOSS_ISA_AUTO: return "auto";
     case TILELOSS_ISA_BASELINE: return "baseline";
     case TILELOSS_ISA_AVX2: return "avx2";
@@ -125,8 +126,8 @@ const char* isa_name(tileloss_isa isa) {
     case TILELOSS_ISA_AVX512_AMX: return "avx512_amx";
     case TILELOSS_ISA_NEON: return "neon";
     case TILELOSS_ISA_NEON_BF16: return "neon_bf16";
-    default: return "unknown";
   }
+  return "unknown";
 }
 
 bool isa_supported(tileloss_isa isa) {

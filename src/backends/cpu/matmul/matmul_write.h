@@ -23,7 +23,7 @@ struct MatmulWriting {
     switch (to.storage) {
       case kStorageBfloat16: return write_rows<Bfloat16>(sums, sums_stride, rows, columns, to, row, adds);
       case kStorageFloat16: return write_rows<Float16>(sums, sums_stride, rows, columns, to, row, adds);
-      default: return write_rows<float>(sums, sums_stride, rows, columns, to, row, adds);
+      case kStorageFloat32: return write_rows<float>(sums, sums_stride, rows, columns, to, row, adds);
     }
   }
 

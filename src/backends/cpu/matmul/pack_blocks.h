@@ -38,7 +38,7 @@ struct PackBlocks {
     switch (x.storage) {
       case kStorageBfloat16: return pack(source(static_cast<const Bfloat16*>(x.data), x, row, rows, k, depth));
       case kStorageFloat16: return pack(source(static_cast<const Float16*>(x.data), x, row, rows, k, depth));
-      default: return pack(source(static_cast<const float*>(x.data), x, row, rows, k, depth));
+      case kStorageFloat32: return pack(source(static_cast<const float*>(x.data), x, row, rows, k, depth));
     }
   }
 

@@ -114,7 +114,7 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.width = p.args.hidden.cols;
   s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
   s.compute = compute_of(p);
-  s.forward = p.needs_forward && p.total_columns > 0;
+  s.forward = (p.needs_forward || p.loss->needs_target_sweep()) && p.total_columns > 0;
   s.dhidden = p.needs_backward && present(p.args.dhidden);
   s.dhead = p.needs_backward && present(p.args.dhead);
   s.dbias = p.needs_backward && present(p.args.dbias);
@@ -250,7 +250,7 @@ Status choose_some_rows(const Problem& p, std::int64_t row_block, std::int64_t b
 }
 
 // The plan as for plan->cpu.threads, all of whose scratch it holds.
-Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+Status choose(const Problem& p, tileloss_schedule hint, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   if (p.loss->needs_target_sweep()) return choose_some_rows(p, row_block, budget, plan);
   const bool may_stash = p.needs_forward && p.needs_backward && !p.couples_rows;
   const std::int64_t logits = p.rows * p.columns * (present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0);
@@ -261,15 +261,15 @@ Status choose(const Problem& p, tileloss_schedule wish, std::int64_t row_block, 
   const std::int64_t cap = budget > 0 ? budget : std::max({logits / 2, kLeastDefaultBudget, bytes_within(p, lean, 0)});
   lean.workspace_bytes = bytes_within(p, lean, std::max(least, cap));
   lean.predicted_ms = predict_linear_ms(p, lean);
-  if (may_stash && (wish == TILELOSS_SCHEDULE_STASH || wish == TILELOSS_SCHEDULE_AUTO)) {
-    const bool is_wished = wish == TILELOSS_SCHEDULE_STASH;
+  if (may_stash && (hint == TILELOSS_SCHEDULE_STASH || hint == TILELOSS_SCHEDULE_AUTO)) {
+    const bool is_asked = hint == TILELOSS_SCHEDULE_STASH;
     // Rows that were asked for without a budget are given.
-    const bool is_free = is_wished && row_block > 0 && budget == 0;
-    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_wished && budget > 0 ? 1 : kLeastRowsAtOnce,
+    const bool is_free = is_asked && row_block > 0 && budget == 0;
+    const tileloss_plan stash = plan_stash(p, *plan, row_block, is_asked && budget > 0 ? 1 : kLeastRowsAtOnce,
                                            is_free ? std::numeric_limits<std::int64_t>::max() - 1 : cap);
     const bool fits = stash.workspace_bytes <= cap;
-    if (is_wished && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
-    if (is_wished || (fits && stash.predicted_ms < lean.predicted_ms)) {
+    if (is_asked && !fits && budget > 0) return too_small(stash.workspace_bytes, " for schedule stash", budget);
+    if (is_asked || (fits && stash.predicted_ms < lean.predicted_ms)) {
       *plan = stash;
       return {};
     }
@@ -293,12 +293,12 @@ void set_threads(const Problem& p, std::int32_t threads, std::int64_t budget, ti
 
 }  // namespace
 
-Status plan_linear(const Problem& p, tileloss_schedule wish, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
+Status plan_linear(const Problem& p, tileloss_schedule hint, std::int64_t row_block, std::int64_t budget, tileloss_plan* plan) {
   const std::int32_t threads = plan->cpu.threads;
   Status status;
   for (const std::int32_t planned : kPlannedThreads) {
     plan->cpu.threads = planned;
-    status = choose(p, wish, row_block, budget, plan);
+    status = choose(p, hint, row_block, budget, plan);
     if (status.code != TILELOSS_WORKSPACE_TOO_SMALL) break;
   }
   if (status.ok()) set_threads(p, threads, budget, plan);

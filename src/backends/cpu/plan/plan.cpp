@@ -42,14 +42,14 @@ double predict_ms(const Problem& p, const tileloss_plan& plan) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.columns) * (p.loss->needs_target_sweep() ? 3 : 1);
   const double width = p.storage == TILELOSS_FLOAT32 ? 4 : 2;
   const bool two_exps = is_both(p) && plan.cpu.schedule != TILELOSS_SCHEDULE_STASH;
-  const double passes =
-      (p.needs_forward ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) + (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
+  const double passes = (p.needs_forward || p.gives_sums ? 1.0 : 0.0) + (p.needs_backward ? 1.0 : 0.0) +
+                        (p.needs_backward && !p.needs_forward ? 1.0 : 0.0);
   const double memory = elements * width * passes / kBytesPerSecond;
   const double exps = elements * (two_exps ? 2 : 1) / (kExpsPerSecond * plan.cpu.threads);
   return 1e3 * std::max(memory, exps);
 }
 
-Status check_wishes(const tileloss_cpu_plan_options& o) {
+Status check_hints(const tileloss_cpu_plan_options& o) {
   if (o.schedule < TILELOSS_SCHEDULE_AUTO || o.schedule > TILELOSS_SCHEDULE_SWEEPS)
     return expected("schedule", "auto, stash, recompute or sweeps (0 to 3)", to_string(o.schedule));
   if (o.threads < 0 || o.threads > kMaxThreads) return expected("threads", "0 to 1024", to_string(o.threads));
@@ -140,39 +140,39 @@ Status check_plan(const tileloss_plan& plan) {
 namespace {
 
 // Schedule, blocks, threads and bytes of a call on logits.
-Status cut_logits(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* out) {
+Status cut_logits(const Problem& p, const tileloss_plan_options& hints, std::int64_t available, tileloss_plan* out) {
   tileloss_plan& plan = *out;
-  plan.cpu.vocab_block = wishes.cpu.vocab_block > 0 ? wishes.cpu.vocab_block : default_vocab_block(p, plan.cpu.isa);
-  plan.cpu.schedule = choose_schedule(p, wishes.cpu.schedule);
-  const bool is_small = wishes.cpu.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
+  plan.cpu.vocab_block = hints.cpu.vocab_block > 0 ? hints.cpu.vocab_block : default_vocab_block(p, plan.cpu.isa);
+  plan.cpu.schedule = choose_schedule(p, hints.cpu.schedule);
+  const bool is_small = hints.cpu.threads == 0 && p.rows * std::max<std::int64_t>(p.columns, 1) <= kInlineElements;
   const std::int64_t usable = is_small ? 1 : std::clamp<std::int64_t>(p.rows, 1, available);
-  plan.cpu.row_block = wishes.cpu.row_block > 0 ? std::min(wishes.cpu.row_block, std::max<std::int64_t>(p.rows, 1))
-                                                : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
+  plan.cpu.row_block = hints.cpu.row_block > 0 ? std::min(hints.cpu.row_block, std::max<std::int64_t>(p.rows, 1))
+                                               : std::clamp<std::int64_t>(p.rows / (4 * usable), 1, kMaxRowBlock);
   const std::int64_t blocks = (p.rows + plan.cpu.row_block - 1) / plan.cpu.row_block;
   plan.cpu.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks, 1, usable));
   plan.workspace_bytes = workspace_layout(p, plan).bytes;
-  if (wishes.workspace_bytes > 0 && plan.workspace_bytes > wishes.workspace_bytes) {
+  if (hints.workspace_bytes > 0 && plan.workspace_bytes > hints.workspace_bytes) {
     if (plan.cpu.schedule == TILELOSS_SCHEDULE_STASH && !p.loss->needs_target_sweep())
       plan.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
     plan.workspace_bytes = workspace_layout(p, plan).bytes;
-    if (plan.workspace_bytes > wishes.workspace_bytes) {
+    if (plan.workspace_bytes > hints.workspace_bytes) {
       return {TILELOSS_WORKSPACE_TOO_SMALL, "workspace_bytes: expected at least " + to_string(plan.workspace_bytes) +
-                                                ", got a budget of " + to_string(wishes.workspace_bytes)};
+                                                ", got a budget of " + to_string(hints.workspace_bytes)};
     }
   }
   return {};
 }
 
 // The same with the LM head. Work is cut along the vocabulary too, so that few rows still keep all threads busy.
-Status cut_linear(const Problem& p, const tileloss_plan_options& wishes, std::int64_t available, tileloss_plan* plan) {
+Status cut_linear(const Problem& p, const tileloss_plan_options& hints, std::int64_t available, tileloss_plan* plan) {
   const std::int64_t own = std::max<std::int64_t>(p.args.hidden.cols, 1);
   const std::int64_t width = std::max(own, p.args.teacher_hidden.cols);
   plan->cpu.vocab_block =
-      wishes.cpu.vocab_block > 0 ? wishes.cpu.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
-  plan->cpu.chunk_columns = wishes.cpu.chunk_columns;
-  const bool is_small = wishes.cpu.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
+      hints.cpu.vocab_block > 0 ? hints.cpu.vocab_block : linear_tile(kernels(plan->cpu.isa).matmul, compute_of(p), width);
+  plan->cpu.chunk_columns = hints.cpu.chunk_columns;
+  const bool is_small = hints.cpu.threads == 0 && p.rows * p.columns * width <= kInlineProducts;
   plan->cpu.threads = static_cast<std::int32_t>(is_small ? 1 : std::max<std::int64_t>(available, 1));
-  return plan_linear(p, wishes.cpu.schedule, wishes.cpu.row_block, wishes.workspace_bytes, plan);
+  return plan_linear(p, hints.cpu.schedule, hints.cpu.row_block, hints.workspace_bytes, plan);
 }
 
 }  // namespace
@@ -181,32 +181,32 @@ StorageType storage_type(tileloss_dtype dtype) {
   return dtype == TILELOSS_BFLOAT16 ? kStorageBfloat16 : dtype == TILELOSS_FLOAT16 ? kStorageFloat16 : kStorageFloat32;
 }
 
-Status make_plan(const Problem& p, const tileloss_plan_options& wishes, const tileloss_executor* executor, tileloss_plan* out) {
-  if (Status s = check_wishes(wishes.cpu); !s.ok()) return s;
-  if (p.loss->needs_target_sweep() && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
-      wishes.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
+Status make_plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* executor, tileloss_plan* out) {
+  if (Status s = check_hints(hints.cpu); !s.ok()) return s;
+  if (p.loss->needs_target_sweep() && hints.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
+      hints.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
     return expected("schedule", "auto or stash, as " + p.loss->name + " has no other",
-                    tileloss_schedule_name(wishes.cpu.schedule));
+                    tileloss_schedule_name(hints.cpu.schedule));
   }
-  if (is_both(p) && p.couples_rows && wishes.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
-      wishes.cpu.schedule != TILELOSS_SCHEDULE_SWEEPS) {
+  if (is_both(p) && p.couples_rows && hints.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
+      hints.cpu.schedule != TILELOSS_SCHEDULE_SWEEPS) {
     return expected("schedule", "auto or sweeps, as these options of " + p.loss->name + " couple the rows",
-                    tileloss_schedule_name(wishes.cpu.schedule));
+                    tileloss_schedule_name(hints.cpu.schedule));
   }
   if (static_cast<double>(p.rows) * static_cast<double>(std::max<std::int64_t>(p.total_columns, 1)) > kMaxElements) {
     return expected(p.loss->is_linear ? "hidden.rows" : "logits.rows", "at most 2^56 logits in all",
                     shape(p.rows, p.total_columns));
   }
-  const IsaChoice isa = choose_isa(wishes.cpu.isa);
+  const IsaChoice isa = choose_isa(hints.cpu.isa);
   if (!isa.error.empty()) return {TILELOSS_UNSUPPORTED, isa.error};
 
   tileloss_plan& plan = *out;
   plan.cpu.isa = isa.isa;
   std::strncpy(plan.cpu.isa_note, isa.note.c_str(), sizeof plan.cpu.isa_note - 1);
-  const std::int64_t available = wishes.cpu.threads > 0 ? wishes.cpu.threads
-                                 : executor != nullptr  ? std::min(executor->threads, kMaxThreads)
-                                                        : default_threads();
-  Status cut = p.loss->is_linear ? cut_linear(p, wishes, available, &plan) : cut_logits(p, wishes, available, &plan);
+  const std::int64_t available = hints.cpu.threads > 0 ? hints.cpu.threads
+                                 : executor != nullptr ? std::min(executor->threads, kMaxThreads)
+                                                       : default_threads();
+  Status cut = p.loss->is_linear ? cut_linear(p, hints, available, &plan) : cut_logits(p, hints, available, &plan);
   if (!cut.ok()) return cut;
   for (const NamedBytes& buffer : workspace_layout(p, plan).buffers) {
     if (plan.buffer_count == TILELOSS_MAX_PLAN_BUFFERS) break;

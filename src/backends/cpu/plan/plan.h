@@ -33,7 +33,7 @@ std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);
 
 StorageType storage_type(tileloss_dtype dtype);  // of float32, bfloat16 and float16
 
-Status make_plan(const Problem& problem, const tileloss_plan_options& wishes, const tileloss_executor* executor,
+Status make_plan(const Problem& problem, const tileloss_plan_options& hints, const tileloss_executor* executor,
                  tileloss_plan* plan);
 
 // A plan is plain data: whether one that was stored, or written by hand, can be run.

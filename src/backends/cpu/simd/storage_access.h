@@ -15,7 +15,7 @@ inline void store_element(StorageType storage, void* data, std::int64_t at, floa
   switch (storage) {
     case kStorageBfloat16: static_cast<Bfloat16*>(data)[at] = from_float<Bfloat16>(value); break;
     case kStorageFloat16: static_cast<Float16*>(data)[at] = from_float<Float16>(value); break;
-    default: static_cast<float*>(data)[at] = value; break;
+    case kStorageFloat32: static_cast<float*>(data)[at] = value; break;
   }
 }
 
@@ -23,8 +23,9 @@ inline float load_element(StorageType storage, const void* data, std::int64_t at
   switch (storage) {
     case kStorageBfloat16: return to_float(static_cast<const Bfloat16*>(data)[at]);
     case kStorageFloat16: return to_float(static_cast<const Float16*>(data)[at]);
-    default: return static_cast<const float*>(data)[at];
+    case kStorageFloat32: break;
   }
+  return static_cast<const float*>(data)[at];
 }
 
 }  // namespace tileloss::impl::cpu

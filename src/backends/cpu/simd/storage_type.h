@@ -4,7 +4,8 @@
 
 namespace tileloss::impl::cpu {
 
-enum StorageType { kStorageFloat32 = 0, kStorageBfloat16 = 1, kStorageFloat16 = 2, kStorageTypes = 3 };
+enum StorageType { kStorageFloat32 = 0, kStorageBfloat16 = 1, kStorageFloat16 = 2 };
+inline constexpr int kStorageTypes = 3;
 
 }  // namespace tileloss::impl::cpu
 

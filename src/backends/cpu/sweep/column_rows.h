@@ -85,7 +85,7 @@ class ColumnRows : public RowWorker {
     one.argmax = c.column;
     const float mass = c.z == -kInfinity ? 0 : 1;
     one.collision_sum = mass;
-    (&c == label_ ? one.target : one.sum) = &c == label_ ? one.max : mass;
+    (&c == label_ ? one.label_logit : one.sum) = &c == label_ ? one.max : mass;
     return one;
   }
 

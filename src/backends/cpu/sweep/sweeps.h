@@ -369,11 +369,11 @@ class Sweeps : BackwardSweep<Simd, T> {
     const bool is_finite = __builtin_isfinite(max) && __builtin_isfinite(r.sum);
     const bool has_finite_target = row.label_column < 0 || __builtin_isfinite(Simd::to_float(x[row.label_column]));
     if (!(is_finite && has_finite_target) && has_nan(x, row.columns)) {
-      s.max = s.sum = s.target = s.entropy_sum = s.collision_sum = s.smoothing_sum = __builtin_nanf("");
+      s.max = s.sum = s.label_logit = s.entropy_sum = s.collision_sum = s.smoothing_sum = __builtin_nanf("");
       return;
     }
     const double log2_of_e = Running::log2e(row.transform);
-    if (row.label_column >= 0) s.target = row.transform.value(Simd::to_float(x[row.label_column]));
+    if (row.label_column >= 0) s.label_logit = row.transform.value(Simd::to_float(x[row.label_column]));
     if (__builtin_isfinite(max)) {
       r.catch_up();
       r.move_reference(log2_of_e * max);
@@ -384,8 +384,8 @@ class Sweeps : BackwardSweep<Simd, T> {
     s.sum = static_cast<float>(r.sum);
     if (row.sums & kArgmax) s.argmax = first_of(x + r.max_start, row.columns - r.max_start, r.raw_max) + r.max_start;
     if (row.sums & kSmoothingSum) s.smoothing_sum = static_cast<float>(r.smoothing / log2_of_e);
-    const double d = static_cast<double>(s.target) - max;
-    const double e = s.target == -kInfinity ? 0 : __builtin_exp(d);
+    const double d = static_cast<double>(s.label_logit) - max;
+    const double e = s.label_logit == -kInfinity ? 0 : __builtin_exp(d);
     if (row.sums & kEntropySum) s.entropy_sum = static_cast<float>(r.entropy / log2_of_e + (e == 0 ? 0 : d * e));
     if (row.sums & kCollisionSum) s.collision_sum = static_cast<float>(r.collision + e * e);
   }

@@ -19,15 +19,17 @@ from tileloss.jax._rows.options import Options
 
 
 class DistillationRows(NamedTuple):
-    """Numbers of each row, [...] as the rows lie; None: not asked for. 0 where a row does not count. None is differentiable."""
+    """Numbers of each row, [...] as the rows lie; None: not asked for. Whatever either side has is the student's; logp is of the
+    label, which is to be given. 0 where a row does not count. None is differentiable."""
 
-    divergence: Array | None = None  # float32, neither weighted nor scaled
-    # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    entropy: Array | None = None
-    teacher_entropy: Array | None = None
-    agreement: Array | None = None  # bool: both have the same argmax
-    logp: Array | None = None  # of the label, which is to be given
-    lse: Array | None = None
+    # generated: rows of distillation
+    divergence: Array | None = None  # float32: the divergence alone, neither weighted nor scaled
+    entropy: Array | None = None  # float32: nats
+    teacher_entropy: Array | None = None  # float32: nats, of the classes that the divergence sees
+    agreement: Array | None = None  # bool: whether both have the same argmax
+    logp: Array | None = None  # float32: log softmax at the label
+    lse: Array | None = None  # float32: log sum_j exp(z_j)
+    # end of generated
 
 
 class PairCoefficients(NamedTuple):

@@ -48,7 +48,7 @@ def read_rows(
     clean = RowState(
         max=read(state.max, 0.0, jnp.nan),
         sum=read(state.sum, 0.0, jnp.nan),
-        target=read(state.target, 0.0, jnp.nan),
+        label_logit=read(state.label_logit, 0.0, jnp.nan),
         entropy_sum=read_sum(state.entropy_sum),
         collision_sum=read_sum(state.collision_sum, 1.0),
         smoothing_sum=read_sum(state.smoothing_sum),

@@ -12,12 +12,12 @@ class RowState(NamedTuple):
     """float32 [N] arrays over the transformed logits z, with m = max_j z_j; those that nobody asked for are None.
 
     States of disjoint sets of columns (tiles, shards) merge into the state of their union. The label's column is left out of
-    `sum`; a set of columns that does not hold the label has target = -inf.
+    `sum`; a set of columns that does not hold the label has label_logit = -inf.
     """
 
     max: Array  # m, the label's column included
     sum: Array  # R = sum over j != label of exp(z_j - m)
-    target: Array  # z at the label
+    label_logit: Array  # z at the label
     entropy_sum: Array | None = None  # sum_j (z_j - m) exp(z_j - m)
     collision_sum: Array | None = None  # sum_j exp(2 (z_j - m))
     smoothing_sum: Array | None = None  # sum_j c_j (z_j - m), c = class weights, 1 without them
@@ -40,7 +40,7 @@ def identity(
     return RowState(
         max=lowest,
         sum=zeros,
-        target=lowest,
+        label_logit=lowest,
         entropy_sum=zeros if entropy_sum else None,
         collision_sum=zeros if collision_sum else None,
         smoothing_sum=zeros if smoothing_sum else None,
@@ -69,7 +69,7 @@ def merge(a: RowState, b: RowState) -> RowState:
             return None
         return chosen(getattr(x, name) + getattr(y, name), of_a, of_b)
 
-    target = jnp.where(a.target == -jnp.inf, b.target, a.target)
+    label_logit = jnp.where(a.label_logit == -jnp.inf, b.label_logit, a.label_logit)
     argmax = None
     if a.argmax is not None and b.argmax is not None:
         argmax = chosen(_merged_argmax(a, b), a.argmax, b.argmax, with_nan=-1)
@@ -79,7 +79,7 @@ def merge(a: RowState, b: RowState) -> RowState:
     return RowState(
         max=chosen(larger, a.max, b.max),
         sum=chosen(x.sum + y.sum, a.sum, b.sum),
-        target=chosen(target, a.target, b.target),
+        label_logit=chosen(label_logit, a.label_logit, b.label_logit),
         entropy_sum=total("entropy_sum"),
         collision_sum=total("collision_sum"),
         smoothing_sum=total("smoothing_sum"),
@@ -108,7 +108,7 @@ def merge_all(states: RowState) -> RowState:
     return RowState(
         max=jnp.where(has_nan, jnp.nan, largest),
         sum=jnp.where(has_nan, jnp.nan, jnp.sum(moved.sum, axis=1)),
-        target=jnp.where(has_nan, jnp.nan, jnp.max(states.target, axis=1)),
+        label_logit=jnp.where(has_nan, jnp.nan, jnp.max(states.label_logit, axis=1)),
         entropy_sum=total(moved.entropy_sum),
         collision_sum=total(moved.collision_sum),
         smoothing_sum=total(moved.smoothing_sum),
@@ -162,11 +162,11 @@ def _rescaled(state: RowState, to: Array) -> RowState:
     if state.collision_sum is not None:
         collision_sum = factor * (factor * state.collision_sum)
     if state.entropy_sum is not None:
-        # All columns, the label's too: its term is exp(target - max).
-        of_target = jnp.exp(
-            jnp.where(nothing, -jnp.inf, state.target) - jnp.where(nothing, 0.0, state.max)
+        # All columns, the label's too: its term is exp(label_logit - max).
+        of_label = jnp.exp(
+            jnp.where(nothing, -jnp.inf, state.label_logit) - jnp.where(nothing, 0.0, state.max)
         )
-        terms = state.sum + jnp.where(state.target == -jnp.inf, 0.0, of_target)
+        terms = state.sum + jnp.where(state.label_logit == -jnp.inf, 0.0, of_label)
         moved = jnp.where(factor == 0, 0.0, factor * (state.entropy_sum + shift * terms))
         entropy_sum = jnp.where(stays, state.entropy_sum, moved)
     if state.smoothing_sum is not None:

@@ -38,11 +38,11 @@ def row_stats(state: RowState) -> RowStats:
     def defined(x: Array) -> Array:
         return jnp.where(is_finite, x, jnp.nan)
 
-    shifted = state.target - state.max
-    target_term = jnp.exp(shifted)
-    total = state.sum + target_term
+    shifted = state.label_logit - state.max
+    label_term = jnp.exp(shifted)
+    total = state.sum + label_term
     # S - 1 has the digits of log S: either the label's term is the 1, or R holds one, and R - 1 is exact for R <= 2.
-    above_one = jnp.where(shifted == 0, state.sum, (state.sum - 1) + target_term)
+    above_one = jnp.where(shifted == 0, state.sum, (state.sum - 1) + label_term)
     log_sum = defined(jnp.log1p(above_one))
     entropy = log_sum_sq_probs = None
     if state.entropy_sum is not None:
@@ -56,7 +56,7 @@ def row_stats(state: RowState) -> RowStats:
         log_sum=log_sum,
         lse=jnp.where(is_finite, state.max + log_sum, state.max),
         logp=shifted - log_sum,
-        p=defined(target_term / total),
+        p=defined(label_term / total),
         one_minus_p=defined(state.sum / total),
         entropy=entropy,
         log_sum_sq_probs=log_sum_sq_probs,
@@ -66,17 +66,19 @@ def row_stats(state: RowState) -> RowStats:
 
 
 class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1).
+    With temperature_on "logprob" logp is divided by T."""
 
-    # float32: log softmax at the label; with temperature_on = logprob divided by T
-    logp: Array | None = None
+    # generated: rows of logprobs
+    logp: Array | None = None  # float32: log softmax at the label
     lse: Array | None = None  # float32: log sum_j exp(z_j)
-    entropy: Array | None = None  # float32, nats
-    argmax: Array | None = None  # int32: lowest index on ties, -1 if the row holds a NaN
+    entropy: Array | None = None  # float32: nats
+    argmax: Array | None = None  # int32: lowest index on ties; -1 if the row holds a NaN
     correct: Array | None = None  # bool: argmax == label
     log_sum_sq_probs: Array | None = None  # float32: log sum_j p_j^2
-    # float32: mean of z over the valid columns; not with class weights
+    # float32: mean of z over the valid columns; not together with class_weights
     mean_logit: Array | None = None
+    # end of generated
 
 
 def row_outputs(

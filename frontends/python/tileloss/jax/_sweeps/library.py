@@ -105,7 +105,7 @@ def backward(
         call = _sweep(operand, target, transform, spec)
         call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
         c, state = rows.coefficients, rows.state
-        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "target")}
+        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "label_logit")}
         call.operands |= {"target_coef": c.target, "prob_plus_target_coef": c.prob_plus_target}
         if spec.has_prob_logp:
             call.operands["prob_logp_coef"] = c.prob_logp
@@ -137,7 +137,7 @@ def value_and_grad(
     sequence_length: int,
     wants_metrics: bool,
 ) -> tuple[dict[str, Array], Operand]:
-    """A scalar loss, its metrics if wanted, and its gradient in one pass, with the row stage in C++.
+    """A scalar loss, its metrics if asked for, and its gradient in one pass, with the row stage in C++.
 
     ``target``: a label that is ELSEWHERE is out of range, which makes all results NaN. ``tensors``: the other inputs by their
     names in tileloss_args.
@@ -287,7 +287,7 @@ def _head_words(spec: Spec) -> tuple[str, str, str]:
 
 
 def gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
-    """The gradients that are wanted, by their words."""
+    """The gradients that are needed, by their words."""
     if isinstance(operand, Logits):
         return {"dlogits": like(operand.logits.shape, operand.logits.dtype)}
     hidden, head, bias = operand
@@ -297,16 +297,16 @@ def gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     if bias is not None:
         found["dbias"] = like(bias.shape, bias.dtype)
     return {
-        word: x for (word, x), wanted in zip(found.items(), spec.wanted, strict=False) if wanted
+        word: x for (word, x), needs in zip(found.items(), spec.needs_grad, strict=False) if needs
     }
 
 
 def operand_of(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operand:
-    """An operand of the gradients that were wanted."""
+    """An operand of the gradients that were needed."""
     if isinstance(operand, Logits):
         return Logits(gradients[0])
     rest = iter(gradients)
-    return LmHead(*(next(rest) if wanted else None for wanted in spec.wanted))
+    return LmHead(*(next(rest) if needs else None for needs in spec.needs_grad))
 
 
 def in_place(operand: Operand, result: int) -> dict[int, int] | None:

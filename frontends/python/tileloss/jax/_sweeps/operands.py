@@ -18,6 +18,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
+from tileloss._core.slots import SLOTS
+from tileloss._core.structs import UINT8
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
@@ -50,7 +52,7 @@ class Target(NamedTuple):
     the columns whose share is computed to more digits and which the loss's cross-entropy is about where it has any."""
 
     # int32 [N]. UNUSED: the row does not count, its logits may hold anything, and so may what is made of them, but its gradient
-    # is 0. ELSEWHERE, where the target is labels: none (of another shard, or wrong), so that the state's target is -inf.
+    # is 0. ELSEWHERE, where the target is labels: none (of another shard, or wrong), so that the state's label_logit is -inf.
     labels: Array
     # By their names in tileloss_args: class_weights, float32 [columns], of the smoothing sum; teacher_logits [N, V] of the
     # student's dtype; teacher_hidden [N, G], teacher_head, which lies as the student's, and perhaps teacher_bias [V];
@@ -83,7 +85,7 @@ class Sums(NamedTuple):
     def arrays(self) -> tuple[str, ...]:
         """The names of the row state's arrays with these among them."""
         asked = (name for name, is_asked in self._asdict().items() if is_asked)
-        return "max", "sum", "target", *asked
+        return "max", "sum", "label_logit", *asked
 
 
 class Spec(NamedTuple):
@@ -98,7 +100,7 @@ class Spec(NamedTuple):
     # Of an LmHead: what the products see, bfloat16 or float32.
     compute_dtype: DTypeLike | None = None
     dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
-    wanted: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
+    needs_grad: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
     has_uniform: bool = True
@@ -118,7 +120,7 @@ class BackwardRows(NamedTuple):
 
 def output_dtype(name: str) -> DTypeLike:
     """Of a row output where the target is not labels."""
-    return jnp.bool_ if name == "agreement" else jnp.float32
+    return jnp.bool_ if UINT8 in SLOTS[name].dtypes else jnp.float32
 
 
 class Swept(NamedTuple):

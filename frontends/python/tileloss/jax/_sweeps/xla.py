@@ -45,7 +45,7 @@ def forward(operand: Operand, target: Target, transform: LogitTransform, spec: S
 def backward(
     operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> Operand:
-    """dL/dlogits; or dhidden, dhead and dbias, those that ``spec.wanted`` names; each in its tensor's dtype."""
+    """dL/dlogits; or dhidden, dhead and dbias, those that ``spec.needs_grad`` names; each in its tensor's dtype."""
     if isinstance(operand, LmHead):
         return _head_backward(operand, target, rows, transform, spec)
 
@@ -81,7 +81,7 @@ def _head_backward(
             dbias = stored(dbias, jnp.sum(dx, axis=0), start, axis=0)
         return LmHead(dhidden, dhead, dbias)
 
-    of_hidden, of_head, of_bias = spec.wanted
+    of_hidden, of_head, of_bias = spec.needs_grad
     sums = LmHead(
         jnp.zeros(hidden.shape, jnp.float32) if of_hidden else None,
         jnp.zeros(head.shape, head.dtype) if of_head else None,

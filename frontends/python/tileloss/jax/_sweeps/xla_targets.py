@@ -169,7 +169,7 @@ class _LogitsRows(_TeacherRows):
         self.label = self.at_label(self.student, label)
         # Whether both sides' numbers are the same to the last bit.
         pairs = zip(self.transform, self.teacher_transform, strict=True)
-        is_alike = (a.max == b.max) & (a.sum == b.sum) & (a.target == b.target)
+        is_alike = (a.max == b.max) & (a.sum == b.sum) & (a.label_logit == b.label_logit)
         self.is_alike = is_alike & jnp.all(jnp.stack([jnp.asarray(x == y) for x, y in pairs]))
         # Neither side holds a NaN, a +inf or -inf alone.
         self.is_finite = jnp.isfinite(a.max) & jnp.isfinite(b.max)

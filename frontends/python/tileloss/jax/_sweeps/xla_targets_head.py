@@ -82,8 +82,8 @@ def rows_and_grad(
 
     sums = LmHead(
         *(
-            jnp.zeros(x.shape, jnp.float32) if x is not None and wanted else None
-            for x, wanted in zip(operand, spec.wanted, strict=True)
+            jnp.zeros(x.shape, jnp.float32) if x is not None and needs else None
+            for x, needs in zip(operand, spec.needs_grad, strict=True)
         )
     )
     sums, _ = varying_alike((sums, labels))

@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, by_name
-from tileloss._core.slots import ARGUMENTS, SLOTS
+from tileloss._core.functions import (
+    FUNCTIONS,
+    OF_PROBABILITIES,
+    PUBLIC_OPTIONS,
+    by_name,
+    options_of_probabilities,
+)
+from tileloss._core.slots import ARGUMENTS, ROW_OUTPUTS, SLOTS
 from tileloss.torch._arguments import (
     Options,
     Student,
@@ -20,7 +26,6 @@ from tileloss.torch._arguments import (
     encode,
     is_per_row,
     is_probabilities,
-    without_z_loss,
 )
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import is_dtensor
@@ -96,15 +101,15 @@ def given_of(function: str, arguments: Mapping[str, Any]) -> Given:
     named = {name: arguments[name] for name in PUBLIC_OPTIONS[function] if name in arguments}
 
     def options() -> Mapping[str, Value]:
-        if function == "soft_cross_entropy":
-            return without_z_loss(named)
+        if function == OF_PROBABILITIES:
+            return options_of_probabilities(named)
         if function == "policy_loss":
             return policy_options(named, target, arguments["advantages"])
         return named
 
     if function == "cross_entropy":
         if is_probabilities(target.to_local() if is_dtensor(target) else target):
-            function = "soft_cross_entropy"
+            function = OF_PROBABILITIES
     slots = ARGUMENTS[f"linear_{function}" if is_linear else function]
     tensors = {
         slot: arguments.get(ARGUMENT_NAMES.get(slot, slot))
@@ -126,7 +131,7 @@ class _Arguments(NamedTuple):
     outputs: tuple[str, ...]
     grad_in_forward: bool
     sides: tuple[Options | None, ...]  # of a student, its teacher, its label
-    side_outputs: tuple[tuple[str, ...], ...]
+    side_outputs: tuple[tuple[str, ...], ...]  # those that their states are for
 
 
 def call(given: Given) -> dict[str, Tensor]:
@@ -219,9 +224,7 @@ def _prepare(given: Given) -> Prepared:
     sides = _sides(given, options, ignored, device) if target else ()
     scalars = (encoded.scalars, *(None if side is None else side.scalars for side in sides))
     outputs = _outputs(given)
-    agreement = ("argmax",) if "agreement" in outputs else ()
-    of_student = ("entropy",) if "entropy" in outputs else ()
-    of_teacher = ("entropy",) if "teacher_entropy" in outputs else ()
+    of_pairs = tuple(name for name in outputs if name not in ROW_OUTPUTS)
     arguments = _Arguments(
         student,
         Operands(student.matrices, target, labels, inputs, scalars),
@@ -230,7 +233,7 @@ def _prepare(given: Given) -> Prepared:
         outputs,
         given.is_linear and not target and _has_grad_in_forward(given, student, options),
         sides,
-        ((*agreement, *of_student), (*agreement, *of_teacher), ())[: len(sides)],
+        (outputs, of_pairs, ())[: len(sides)],
     )
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)

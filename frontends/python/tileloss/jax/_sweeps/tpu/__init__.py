@@ -46,7 +46,7 @@ def forward(operand: Operand, target: Target, transform: LogitTransform, spec: S
 def backward(
     operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> Operand:
-    """dL/dlogits, in their memory where nobody reads them later; or dhidden, dhead and dbias as ``spec.wanted`` names them."""
+    """dL/dlogits, in their memory where nobody reads them later; or dhidden, dhead, dbias as ``spec.needs_grad`` names them."""
 
     def sweep(
         operand: Operand, target: Target, rows: BackwardRows, scale: LogitTransform
@@ -58,8 +58,8 @@ def backward(
     kind: Any = type(operand)
     found = kind(*(i == 0 for i in range(len(operand))))
     if isinstance(operand, LmHead):
-        wanted = zip(operand, spec.wanted, found, strict=True)
-        found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in wanted))
+        parts = zip(operand, spec.needs_grad, found, strict=True)
+        found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in parts))
     gradient: Any = _by_rows(sweep, (operand, target, rows, transform), found, spec)
     if spec.row_axes is not None:  # a sum over devices is rounded once it is made
         pairs: Any = zip(gradient, operand, strict=True)

@@ -140,20 +140,20 @@ def backward(
     spec: Spec,
     blocks: tuple[Blocks, Blocks] | None = None,
 ) -> LmHead:
-    """dhidden, dhead and dbias, those that ``spec.wanted`` names. ``blocks``: dhidden's and dhead's instead of the chip's."""
+    """dhidden, dhead and dbias, those that ``spec.needs_grad`` names. ``blocks``: dhidden's and dhead's instead of the chip's."""
     hidden = operand.hidden
     assert hidden is not None
-    wanted = LmHead(
-        *(x if is_wanted else None for x, is_wanted in zip(operand, spec.wanted, strict=True))
+    differentiated = LmHead(
+        *(x if needs else None for x, needs in zip(operand, spec.needs_grad, strict=True))
     )
     if not hidden.size or not spec.columns:
-        return jax.tree.map(jnp.zeros_like, wanted)
+        return jax.tree.map(jnp.zeros_like, differentiated)
     of_dhidden, of_dhead = blocks or (None, None)
     dhidden = dhead = dbias = None
-    if wanted.hidden is not None:
+    if differentiated.hidden is not None:
         dhidden = _run_dhidden(operand, target, rows, transform, spec, of_dhidden)
-    if wanted.head is not None or wanted.bias is not None:
-        dhead, dbias = _run_dhead(wanted, operand, target, rows, transform, spec, of_dhead)
+    if differentiated.head is not None or differentiated.bias is not None:
+        dhead, dbias = _run_dhead(differentiated, operand, target, rows, transform, spec, of_dhead)
     return LmHead(dhidden, dhead, dbias)
 
 
@@ -221,7 +221,7 @@ def _head_dhidden(
 
 
 def _run_dhead(
-    wanted: LmHead,
+    differentiated: LmHead,
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
@@ -234,7 +234,7 @@ def _run_dhead(
     blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
     cut = Cut(blocks, tiles_of(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
-    shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), wanted)
+    shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), differentiated)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
     of_head: Any = _blocked_head(shapes.head, width, spec, cut)
@@ -249,8 +249,8 @@ def _run_dhead(
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
         rows=gradient_rows(rows, transform, spec, blocks.rows),
     )
-    if dbias is not None and wanted.bias is not None:
-        dbias = dbias[0].astype(_summed_in(wanted.bias, spec))
+    if dbias is not None and differentiated.bias is not None:
+        dbias = dbias[0].astype(_summed_in(differentiated.bias, spec))
     return dhead, dbias
 
 

@@ -132,7 +132,7 @@ def gradient_rows(
     A constant dz/dx is a factor of all but max. Rows that are not used may hold anything.
     """
     state, c = given.state, given.coefficients
-    total = state.sum + jnp.exp(state.target - state.max)
+    total = state.sum + jnp.exp(state.label_logit - state.max)
     total = jnp.where(jnp.isfinite(state.max), total, jnp.nan)
     prob, slope, uniform = c.prob, None, None
     factor = 1.0 if transform.softcap else transform.logit_scale / transform.temperature
@@ -149,15 +149,15 @@ def gradient_rows(
 def state_shape(rows: int, sums: Sums) -> RowState:
     """[N, LANES] each of those asked for."""
     whole = shaped((rows, LANES), jnp.float32)
-    wanted = {name: whole for name in _FLOAT32_ARRAYS if getattr(sums, name)}
+    more = {name: whole for name in _FLOAT32_ARRAYS if getattr(sums, name)}
     argmax = shaped((rows, LANES), jnp.int32) if sums.argmax else None
-    return RowState(whole, whole, whole, argmax=argmax, **wanted)
+    return RowState(whole, whole, whole, argmax=argmax, **more)
 
 
 def merged(state: RowState, weights: Array | None, columns: int) -> RowState:
     """The row states [N] of states [N, LANES] a lane; ``weights`` [columns] of the smoothing sum."""
     # Whatever a chip's maximum makes of NaN: the sums keep one.
-    is_nan = (jnp.isnan(state.sum) & (state.max != jnp.inf)) | jnp.isnan(state.target)
+    is_nan = (jnp.isnan(state.sum) & (state.max != jnp.inf)) | jnp.isnan(state.label_logit)
     state = state._replace(max=jnp.where(is_nan, jnp.nan, state.max))
     if state.smoothing_sum is not None:
         weights = jnp.ones(columns, jnp.float32) if weights is None else weights

@@ -135,7 +135,7 @@ def gather(
             e = jnp.exp(shifted)
             is_label = lane == label - k * LANES
             terms: dict[str, Any] = {
-                "target": jnp.where(is_label, column, new.target),
+                "label_logit": jnp.where(is_label, column, new.label_logit),
                 "sum": new.sum + jnp.where(is_label, 0.0, e),
             }
             if new.entropy_sum is not None:
@@ -166,7 +166,7 @@ def clear(state: RowState, columns: int) -> None:
         if ref is None:
             continue
         value: Any = jnp.zeros(ref.shape, ref.dtype)
-        if name in ("max", "target"):
+        if name in ("max", "label_logit"):
             value = jnp.full(ref.shape, -jnp.inf, ref.dtype)
         elif name == "argmax":
             lane = lax.broadcasted_iota(jnp.int32, ref.shape, 1)
@@ -215,7 +215,7 @@ def _moved(old: RowState, before: Array, to: Array, seen: Array | float) -> RowS
     shift = before - to
     entropy_sum = collision_sum = smoothing_sum = None
     if old.entropy_sum is not None:
-        terms = old.sum + jnp.exp(old.target - before)  # the label's term is not in the sum
+        terms = old.sum + jnp.exp(old.label_logit - before)  # the label's term is not in the sum
         entropy_sum = factor * (old.entropy_sum + shift * terms)
     if old.collision_sum is not None:
         collision_sum = factor * factor * old.collision_sum
@@ -224,7 +224,7 @@ def _moved(old: RowState, before: Array, to: Array, seen: Array | float) -> RowS
     return RowState(
         max=old.max,
         sum=factor * old.sum,
-        target=old.target,
+        label_logit=old.label_logit,
         entropy_sum=entropy_sum,
         collision_sum=collision_sum,
         smoothing_sum=smoothing_sum,

@@ -153,8 +153,8 @@ def _head_runs(
         step = jax.jit(lambda x: head.forward(x, target, _PLAIN, spec, candidate))
         return partial(step, x)
 
-    def backward(wanted: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
-        one, both = spec._replace(wanted=wanted), (candidate, candidate)
+    def backward(needs_grad: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
+        one, both = spec._replace(needs_grad=needs_grad), (candidate, candidate)
         step = jax.jit(lambda x: head.backward(x, target, given, _PLAIN, one, both))
         return partial(step, x)
 
@@ -169,7 +169,7 @@ def _rows(rows: int, vocab: int) -> tuple[Target, BackwardRows]:
     """Labels, and what a cross-entropy would tell the backward of rows that are about as likely."""
     labels = jnp.arange(rows, dtype=jnp.int32) % vocab
     ones, zeros = jnp.ones(rows, jnp.float32), jnp.zeros(rows, jnp.float32)
-    state = RowState(max=zeros, sum=vocab * ones, target=zeros)
+    state = RowState(max=zeros, sum=vocab * ones, label_logit=zeros)
     coefficients = RowCoefficients(-ones, zeros, zeros, zeros)
     return Target(labels, {}), BackwardRows(
         jnp.ones(rows, bool), state, jnp.log(vocab * ones), coefficients, -ones
