@@ -13,8 +13,8 @@ from tileloss.tools.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}}
-_PYTHON = {"audit", "report", "bench", "info"}
-_WITH_CONFIG = {"gradcheck", "sweep"}  # it may have keys that the compiled program lacks
+_PYTHON = {"audit", "report", "bench", "sweep", "info"}
+_WITH_CONFIG = {"gradcheck"}  # it may have keys that the compiled program lacks
 
 _TERMINATED = 143
 

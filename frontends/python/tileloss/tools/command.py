@@ -26,7 +26,7 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "gradcheck": Subcommand("tileloss.tools.gradcheck", "check what Python computes"),
     "bench": Subcommand("tileloss.tools.bench", "time a loss and its gradient"),
-    "sweep": Subcommand("tileloss.tools.sweep", "the program's, with a tracker"),
+    "sweep": Subcommand("tileloss.tools.sweep", "time every combination of a config's lists"),
     "info": Subcommand("tileloss.tools.info", "what was built, what this machine can do"),
     "audit": Subcommand(
         "tileloss.tools.audit.command", "check a list of implementations on a list of cases"
@@ -35,7 +35,7 @@ SUBCOMMANDS = {
 }
 USAGE, ENVIRONMENT = 2, 3
 _INTERRUPTED = 130
-_WITHOUT_PROGRAM = ("bench", "info")
+_WITHOUT_PROGRAM = ("bench", "sweep", "info")
 
 
 def run(program: Path, arguments: list[str]) -> int:
