@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tileloss.testing._judge import JudgeError
 from tileloss.tools.printable import did_you_mean, escaped, one_line
 
 
@@ -24,8 +25,9 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "gradcheck": Subcommand("tileloss.tools.gradcheck", "check what Python computes"),
-    "bench": Subcommand("tileloss.tools.bench", "time what Python computes"),
-    "sweep": Subcommand("tileloss.tools.sweep", "the program's, with a tracker"),
+    "bench": Subcommand("tileloss.tools.bench", "time a loss and its gradient"),
+    "sweep": Subcommand("tileloss.tools.sweep", "time every combination of a config's lists"),
+    "info": Subcommand("tileloss.tools.info", "what was built, what this machine can do"),
     "audit": Subcommand(
         "tileloss.tools.audit.command", "check a list of implementations on a list of cases"
     ),
@@ -33,6 +35,7 @@ SUBCOMMANDS = {
 }
 USAGE, ENVIRONMENT = 2, 3
 _INTERRUPTED = 130
+_WITHOUT_PROGRAM = ("bench", "sweep", "info")
 
 
 def run(program: Path, arguments: list[str]) -> int:
@@ -41,7 +44,7 @@ def run(program: Path, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(SUBCOMMANDS[name].module)
         options = _parse(name, module, arguments[1:])
-        code = module.run(program, options)
+        code = module.run(options) if name in _WITHOUT_PROGRAM else module.run(program, options)
         sys.stdout.flush()
         return code if code >= 0 else 128 - code  # a child that a signal ended
     except BrokenPipeError:  # who read standard output has left, as `head` does
@@ -52,6 +55,8 @@ def run(program: Path, arguments: list[str]) -> int:
     except ImportError as error:
         extra = "jax" if (error.name or "").startswith("jax") else "check"
         return _report(f"{name}: {error}: pip install 'tileloss[{extra}]'", ENVIRONMENT)
+    except JudgeError as error:
+        return _report(str(error), error.code)
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
     except OSError as error:

@@ -159,13 +159,7 @@ class Config:
         """The config with its overrides and ``more`` of them as libtileloss_judge.so reads it, without the keys that have been
         skipped: of each value its kind, text, place and folder."""
         root = _node("", self._root, str(self.file), self.file.absolute().parent)
-        for text in (*self.overrides, *more):
-            key, _, value = text.partition("=")
-            parsed = yaml.compose(value, yaml.SafeLoader)
-            origin = f"--set {text}"
-            _put(
-                root, key.split("."), _node("", parsed, origin, Path.cwd(), has_lines=False), origin
-            )
+        _override(root, [*self.overrides, *more])
         for key in self.skipped:
             _leave_out(root, key.split("."))
         return root
@@ -187,6 +181,22 @@ class Config:
     def fail(self, key: str, problem: str) -> NoReturn:
         origin = self._entries[key].origin if key in self._entries else str(self.file)
         raise ValueError(f"{origin}: {key}: {problem}")
+
+
+def overrides_tree(overrides: list[str]) -> dict[str, Any]:
+    """The tree of a command line without a file."""
+    root = {"key": "", "kind": "map", "children": []}
+    _override(root, overrides)
+    return root
+
+
+def _override(root: dict[str, Any], overrides: list[str]) -> None:
+    for text in overrides:
+        key, _, value = text.partition("=")
+        parsed = yaml.compose(value, yaml.SafeLoader)
+        origin = f"--set {text}"
+        node = _node("", parsed, origin, Path.cwd(), has_lines=False)
+        _put(root, key.split("."), node, origin)
 
 
 def _node(

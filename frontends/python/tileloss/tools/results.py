@@ -66,6 +66,9 @@ class ResultWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
