@@ -54,7 +54,7 @@ tileloss_plan chosen_plan() {
   args.logits = tileloss_make_matrix(nullptr, TILELOSS_BFLOAT16, 1024, 32768, 32768);
   args.labels = tileloss_make_vector(nullptr, TILELOSS_INT64, 1024);
   args.loss = tileloss_make_vector(nullptr, TILELOSS_FLOAT32, 1);
-  return make_plan(function, TILELOSS_FORWARD, args, KernelWishes{});
+  return make_plan(function, TILELOSS_FORWARD, args, KernelHints{});
 }
 
 // How many there are of each kind; and of a kind that is not there, why.
