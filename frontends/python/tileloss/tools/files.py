@@ -19,9 +19,7 @@ def output_place(
     with ``only_files`` also where it is a pipe or a device.
     """
     if str(path) == "-":
-        raise ValueError(
-            f"{argument}: expected a file to write, got '-' (./- is a file of that name)"
-        )
+        raise ValueError(f"{argument}: expected a file to write, got '-'")
     name = shown(str(path))
     if path.exists():
         if path.is_dir() or (only_files and not path.is_file()):

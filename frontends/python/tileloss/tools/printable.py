@@ -75,8 +75,8 @@ def _print_on_terminal(head: Sequence[str], rows: Sequence[Sequence[str]], texts
         table.add_row(*map(Text, row))
     console = Console()
     wide = console.options.update(width=sys.maxsize)
-    least = Measurement.get(console, wide, table).minimum
-    console.print(table, width=max(console.width, least), crop=False)
+    console.width = max(console.width, Measurement.get(console, wide, table).minimum)
+    console.print(table)
 
 
 def _escape(character: str) -> str:
