@@ -20,7 +20,6 @@ from tileloss.testing._judge import Answer, ask_apart
 from tileloss.tools import bench, info
 from tileloss.tools.command import run
 
-PROGRAM = tileloss.library_path().with_name("tileloss")
 ON_HOST = tileloss.library_path().with_name("cuda_on_host")  # two devices that are the host
 SMALL = ("--tokens=40", "--vocab=500", "--iters=2", "--warmup=0")
 LINEAR = ("--loss=linear_cross_entropy", "--hidden=64")
@@ -39,7 +38,7 @@ Line = dict[str, Any]
 
 
 def command(*arguments: str) -> int:
-    return run(PROGRAM, list(arguments))
+    return run(list(arguments))
 
 
 def lines_of(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[Line]:

@@ -30,7 +30,6 @@ from tileloss.tools.config import Config
 from tileloss.tools.sweep_cases import read_sweep
 from tileloss.tools.sweep_report import print_report
 
-PROGRAM = tileloss.library_path().with_name("tileloss")
 ON_HOST = tileloss.library_path().with_name("cuda_on_host")  # two devices that are the host
 ROOT = Path(__file__).parents[2]
 BASE = "loss: cross_entropy\nshape: 2x64\ndtype: bf16\n"
@@ -80,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(text: str, *sets: str) -> int:
-    return run(PROGRAM, arguments(text, *sets))
+    return run(arguments(text, *sets))
 
 
 def arguments(text: str, *sets: str) -> list[str]:
@@ -249,7 +248,7 @@ def test_mistakes_are_named_with_key_and_line_before_a_case_runs(
 def test_a_config_that_is_missing_is_the_environments(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(PROGRAM, ["sweep", "--config=none.yaml"]) == 3
+    assert run(["sweep", "--config=none.yaml"]) == 3
     assert "none.yaml" in capfd.readouterr().err
 
 
@@ -708,7 +707,7 @@ def fork_sweep(given: list[str]) -> Any:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        os._exit(run(PROGRAM, given))
+        os._exit(run(given))
 
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()

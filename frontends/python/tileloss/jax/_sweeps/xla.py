@@ -278,7 +278,7 @@ def tile_state(
     return RowState(
         max=largest,
         sum=relative_to(largest, jnp.sum(others, axis=1), below),
-        target=jnp.max(jnp.where(is_label, z, -jnp.inf), axis=1, initial=-jnp.inf),
+        label_logit=jnp.max(jnp.where(is_label, z, -jnp.inf), axis=1, initial=-jnp.inf),
         entropy_sum=entropy_sum,
         collision_sum=collision_sum,
         smoothing_sum=smoothing_sum,
