@@ -5,6 +5,7 @@
 
 #include "tests/cuda_on_host/device_code.h"
 #include "tests/cuda_on_host/streams.h"
+#include "tests/cuda_on_host/threads.h"
 
 namespace cuda_on_host {
 namespace {
@@ -14,6 +15,10 @@ thread_local bool has_fenced = false;
 std::uintptr_t found_begin = 0, found_end = 0;  // the piece that was found last
 
 void check_access(const char* what, const void* data, std::size_t bytes) {
+  if (!has_begun()) {
+    std::fprintf(stderr, "cuda_on_host: a kernel %s %zu bytes at %p before begin_kernel()\n", what, bytes, data);
+    std::abort();
+  }
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   if (at % bytes != 0) {
     std::fprintf(stderr, "cuda_on_host: a kernel %s %zu bytes at %p, which is not aligned to that\n", what, bytes, data);

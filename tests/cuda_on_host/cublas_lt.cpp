@@ -277,6 +277,7 @@ LtResult multiply(LtHandle handle, LtProduct product, const void* alpha, const v
       [=, product = *product, a_matrix = *a_matrix, b_matrix = *b_matrix, d_matrix = *d_matrix,
        stride = static_cast<std::uint64_t>(d_matrix->stride), alpha = *static_cast<const float*>(alpha),
        beta = *static_cast<const float*>(beta)] {
+        cuda_on_host::begin_kernel();
         std::memset(workspace, 0xff, workspace_bytes);
         const std::vector<float> left = operand(a, a_matrix, product.a_is_transposed != 0);
         const std::vector<float> right = operand(b, b_matrix, product.b_is_transposed == 0);

@@ -16,6 +16,8 @@
 namespace tileloss::test {
 namespace {
 
+using cuda_on_host::begin_kernel;
+
 constexpr int kSeeds = 24;
 constexpr unsigned kAll = ~0u;
 
@@ -32,7 +34,9 @@ enum class Fault {
   kNoWait,
   kWaitsForTooFew,
   kFillsEarly,
-  kNotAligned
+  kNotAligned,
+  kNeverBegins,
+  kReadsBeforeItBegins
 };
 
 template <class... Expected, class... Actual>
@@ -74,6 +78,7 @@ __device__ float sum_of_block(float value) {
 
 template <Fault kFault>
 __global__ void sums_of_blocks(const float* values, float* sums) {
+  begin_kernel();
   const float first = sum_of_block<kFault>(values[blockIdx.x * blockDim.x + threadIdx.x]);
   const float second = sum_of_block<kFault>(first + static_cast<float>(threadIdx.x));
   sums[blockIdx.x * blockDim.x + threadIdx.x] = second;
@@ -139,6 +144,7 @@ TEST(CudaOnHost, AWriteBeforeTheOthersHaveReadIsFound) {
 }
 
 __global__ void running_count(float* counts) {
+  begin_kernel();
   if (threadIdx.x == 0) counts[blockIdx.x] = blockIdx.x == 0 ? 1 : counts[blockIdx.x - 1] + 1;
 }
 
@@ -155,6 +161,7 @@ TEST(CudaOnHost, ABlockThatNeedsAnothersResultIsFound) {
 // Rows of a cluster: a block keeps its part in dynamic shared memory, adds it, and reads the sums of its peers.
 template <Fault kFault>
 __global__ void sums_of_clusters(const float* values, float* sums) {
+  begin_kernel();
   TILELOSS_DYNAMIC_SHARED(float, held);
   TILELOSS_SHARED(float, mine);
   if (kFault != Fault::kLooksEarly) cuda_on_host::cluster_sync();
@@ -215,6 +222,7 @@ TEST(CudaOnHostDeathTest, AReadOfAPeerThatHasLeftStops) {
 // filled again. What each thread adds up others brought.
 template <Fault kFault>
 __global__ void sums_of_copies(const float* values, float* sums) {
+  begin_kernel();
   TILELOSS_DYNAMIC_SHARED(float, held);
   const unsigned count = 4 * blockDim.x, mine = 4 * threadIdx.x + (kFault == Fault::kNotAligned ? 1 : 0);
   for (unsigned half = 0; half < 2; ++half) {
@@ -279,6 +287,7 @@ TEST(CudaOnHostDeathTest, CopiesHaveRules) {
 }
 
 __global__ void lanes(unsigned* results) {
+  begin_kernel();
   const unsigned lane = threadIdx.x, half = lane < 16 ? 0xffffu : 0xffff0000u;
   unsigned* const mine = results + lane * 10;
   mine[0] = __shfl_sync(kAll, lane, 5);
@@ -317,6 +326,7 @@ TEST(CudaOnHost, LanesExchangeWhatCudaSays) {
 }
 
 __global__ void indices(unsigned* counts) {
+  begin_kernel();
   const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   counts[block * blockDim.x * blockDim.y * blockDim.z + thread] += 1;
@@ -329,8 +339,14 @@ TEST(CudaOnHost, EachThreadOfEachBlockRunsOnce) {
 }
 
 // The last one to come. Atomic, so that it is no race.
-__global__ void last_block(int* last) { atomicExch(last, static_cast<int>(blockIdx.x)); }
-__global__ void last_thread(int* last) { atomicExch(last, static_cast<int>(threadIdx.x)); }
+__global__ void last_block(int* last) {
+  begin_kernel();
+  atomicExch(last, static_cast<int>(blockIdx.x));
+}
+__global__ void last_thread(int* last) {
+  begin_kernel();
+  atomicExch(last, static_cast<int>(threadIdx.x));
+}
 
 TEST(CudaOnHost, TheOrderOfBlocksAndThreadsDependsOnTheSeed) {
   std::set<int> blocks, threads;
@@ -347,6 +363,7 @@ TEST(CudaOnHost, TheOrderOfBlocksAndThreadsDependsOnTheSeed) {
 }
 
 __global__ void two_barriers() {
+  begin_kernel();
   if (threadIdx.x < 64) {
     __syncthreads();
   } else {
@@ -354,14 +371,20 @@ __global__ void two_barriers() {
   }
 }
 __global__ void some_return() {
+  begin_kernel();
   if (threadIdx.x == 5) return;
   __syncthreads();
 }
 __global__ void some_lanes() {
+  begin_kernel();
   if (threadIdx.x != 5) __syncwarp();
 }
-__global__ void another_lane() { __syncwarp(1u << (threadIdx.x + 1) % 32); }
+__global__ void another_lane() {
+  begin_kernel();
+  __syncwarp(1u << (threadIdx.x + 1) % 32);
+}
 __global__ void a_block_and_its_cluster() {
+  begin_kernel();
   if (cuda_on_host::cluster_rank() == 0) {
     __syncthreads();
   } else {
@@ -385,6 +408,7 @@ TEST(CudaOnHostDeathTest, DivergentBarriersStop) {
 
 template <Fault kFault>
 __global__ void publishes(int* numbers) {
+  begin_kernel();
   numbers[0] = 1;
   if (kFault != Fault::kNoFence) __threadfence_system();
   atomicExch_system(&numbers[1], 1);
@@ -403,7 +427,30 @@ TEST(CudaOnHostDeathTest, WhatIsPublishedNeedsAFence) {
 }
 
 template <Fault kFault>
+__global__ void begins(const float* from) {
+  if (kFault == Fault::kReadsBeforeItBegins) cuda_on_host::count_load(from, sizeof(float));
+  if (kFault != Fault::kNeverBegins || threadIdx.x != 31) begin_kernel();
+  cuda_on_host::count_load(from, sizeof(float));
+}
+template <Fault kFault>
+void begins_with() {
+  const DeviceArray<float> from(1);
+  launch(2, 32, 1, 0, begins<kFault>, from.data());
+  cudaDeviceSynchronize();
+}
+
+TEST(CudaOnHostDeathTest, AKernelBeginsBeforeItReadsAndEvenWhereItDoesNot) {
+  begins_with<Fault::kNone>();
+  EXPECT_DEATH(begins_with<Fault::kReadsBeforeItBegins>(), "a kernel reads 4 bytes at .* before begin_kernel");
+  EXPECT_DEATH(begins_with<Fault::kNeverBegins>(), "a kernel reads 4 bytes at .* before begin_kernel");
+  EXPECT_DEATH(run_and_wait(
+                   1, 32, +[] {}),
+               "a kernel that has not called begin_kernel");
+}
+
+template <Fault kFault>
 __global__ void shared_ends(float* result) {
+  begin_kernel();
   using Held = float[33];
   TILELOSS_SHARED(Held, fixed);
   TILELOSS_DYNAMIC_SHARED(float, dynamic);
@@ -431,6 +478,7 @@ TEST(CudaOnHostDeathTest, SharedMemoryHasEnds) {
 // How far a function is from the right results, rounded, in units in the last place: the least and the most.
 template <class Real>
 __global__ void apply(Real (*function)(Real), Real* values) {
+  begin_kernel();
   Real& x = values[blockIdx.x * blockDim.x + threadIdx.x];
   x = function(x);
 }
@@ -487,6 +535,7 @@ TEST(CudaOnHost, TheHostsFunctionsAreItsOwn) {
 }
 
 __global__ void large_shared() {
+  begin_kernel();
   using Large = char[200 << 10];
   TILELOSS_SHARED(Large, first);
   TILELOSS_SHARED(Large, second);
@@ -498,6 +547,7 @@ TEST(CudaOnHostDeathTest, SharedMemoryHasASize) {
 }
 
 __global__ void counted(const float* from, float* to, unsigned past) {
+  begin_kernel();
   cuda_on_host::count_load(from + threadIdx.x + past, sizeof(float));
   cuda_on_host::count_store(to + threadIdx.x, sizeof(float));
   to[threadIdx.x] = from[threadIdx.x];

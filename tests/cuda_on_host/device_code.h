@@ -51,6 +51,9 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane,
 unsigned ballot(unsigned mask, bool value, Place at);
 unsigned lane();
 
+// Every thread of a kernel comes here, before it reads or writes what the wrappers below count.
+void begin_kernel();
+
 // Copies that go on by themselves, in groups of this thread. Each is done at some time from its begin to where its group is
 // waited for: all but the last `others` groups.
 void begin_copy(void* to, const void* from, std::size_t bytes, Place at = Place::current());
@@ -75,6 +78,7 @@ float exp2_approx(float x);
 struct Counters {
   std::uint64_t loaded = 0, stored = 0;  // bytes
   std::uint64_t queued = 0;              // kernels, fills and copies
+  std::uint64_t overlapping = 0;         // kernels that may begin before the one ahead of them has ended
 };
 Counters& counters();
 void count_load(const void* at, std::size_t bytes);

@@ -1,5 +1,6 @@
 #include "tests/cuda_on_host/host_calls.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -86,6 +87,9 @@ std::size_t most_dynamic_bytes(const void* kernel) {
   const bool has_asked = asked != devices().not_dynamic_bytes.end();
   return static_cast<std::size_t>(has_asked ? devices().properties.shared_bytes_of_block - asked->second : 48 << 10);
 }
+
+// Of what the device's code was made.
+int ptx_version() { return std::min(devices().properties.compute_capability, devices().properties.ptx_version); }
 
 }  // namespace
 
@@ -360,6 +364,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*kernel*/) {
   attributes->sharedSizeBytes = kSharedOfKernels;
+  attributes->ptxVersion = ptx_version();
   return cudaSuccess;
 }
 // Of the shape alone.
@@ -397,9 +402,13 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
   if (devices().properties.compute_capability < 80) return say(cudaErrorNoKernelImageForDevice);  // as nvcc is told
   Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body)};
+  bool overlaps = false;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;
-    const auto& cluster = config.attrs[i].val.clusterDim;
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
+      overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
+    if (attribute.id != cudaLaunchAttributeClusterDimension) continue;
+    const auto& cluster = attribute.val.clusterDim;
     if (cluster.x == 0 || cluster.y != 1 || cluster.z != 1) return say(cudaErrorInvalidClusterSize);
     if (cluster.x > static_cast<unsigned>(devices().properties.largest_cluster)) return say(cudaErrorInvalidClusterSize);
     launch.cluster = cluster.x;
@@ -411,6 +420,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (!has_blocks || !has_threads) return say(cudaErrorInvalidConfiguration);
   if (grid.x % launch.cluster != 0) return say(cudaErrorInvalidClusterSize);
   if (launch.cluster > 1 && devices().properties.compute_capability < 90) return say(cudaErrorInvalidClusterSize);
+  if (overlaps && ptx_version() < 90) return say(cudaErrorNotSupported);  // its begin_kernel() would not wait
   if (launch.dynamic_bytes > most_dynamic_bytes(kernel)) return say(cudaErrorInvalidValue);
   launch.most_shared_bytes = static_cast<std::size_t>(devices().properties.shared_bytes_of_block);
   const auto queue = queue_of(config.stream);
@@ -419,6 +429,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   step.devices = 1u << queue->device;
   step.work = [launch = std::move(launch)] { run(launch, devices().random); };
   ++counters().queued;
+  counters().overlapping += overlaps ? 1 : 0;
   return say(devices().give(queue, std::move(step)));
 }
 

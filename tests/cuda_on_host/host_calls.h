@@ -185,6 +185,7 @@ struct cudaLaunchConfig_t {
 };
 struct cudaFuncAttributes {
   std::size_t sharedSizeBytes;  // here the same for all
+  int ptxVersion;
 };
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
@@ -210,6 +211,7 @@ struct Properties {
   int shared_bytes_of_multiprocessor = 228 << 10;
   int shared_bytes_of_block = 227 << 10;  // who asks for it; else 48 KiB
   int compute_capability = 90;
+  int ptx_version = 120;  // the newest of which its code is made
   std::size_t memory_bytes = std::size_t{80} << 30;
   int largest_cluster = 8;                  // blocks that it has room for side by side
   bool peers_are_mapped = false;            // each reaches the others' memory

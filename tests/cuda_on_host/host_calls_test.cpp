@@ -13,9 +13,20 @@
 namespace tileloss::test {
 namespace {
 
-__global__ void add(int* at, int value) { *at += value; }
-__global__ void times(int* at, int factor) { *at *= factor; }
-__global__ void set_flag(int* flag) { atomicOr_system(flag, 4); }
+using cuda_on_host::begin_kernel;
+
+__global__ void add(int* at, int value) {
+  begin_kernel();
+  *at += value;
+}
+__global__ void times(int* at, int factor) {
+  begin_kernel();
+  *at *= factor;
+}
+__global__ void set_flag(int* flag) {
+  begin_kernel();
+  atomicOr_system(flag, 4);
+}
 
 class Stream {
  public:

@@ -50,6 +50,7 @@ struct Thread {
   uint3 index{};
   unsigned number = 0, block = 0;  // in the cluster, of the cluster
   Wait wait = Wait::kNone;
+  bool has_begun = false;  // the kernel: begin_kernel()
   Place at;
   // Of a warp's call: what this lane gives, whose it takes, what it got.
   std::uint64_t value = 0, result = 0;
@@ -78,6 +79,8 @@ class Machine {
  public:
   void run(const Kernel& kernel, Random& random);
 
+  void begin_kernel() { running_->has_begun = true; }
+  bool has_begun() const { return running_->has_begun; }
   void sync_block(Place at) {
     const unsigned first = running_->block * threads_;
     arrive(block_barriers_[running_->block], first, threads_, Wait::kBlock, at);
@@ -252,6 +255,7 @@ void Machine::run_cluster(uint3 block) {
   meets_at_wait_ = random_->below(2) == 0;
   for (unsigned i = 0; i < total_; ++i) {
     threads_of_[i].top = nullptr;
+    threads_of_[i].has_begun = false;
     threads_of_[i].copies = {};
     wake(i);
   }
@@ -345,6 +349,7 @@ void Machine::live() {
     kernel_->body();
     release(&ended_);
     Thread& me = *running_;
+    if (!me.has_begun) stop("a kernel that has not called begin_kernel()", &me);
     me.wait = Wait::kGone;
     if (++left_[me.block] == threads_ && kernel_->cluster > 1) {
       acquire(&ended_);
@@ -445,6 +450,8 @@ void* Machine::peer(const void* mine, unsigned rank) {
 
 void run(const Kernel& kernel, Random& random) { machine.run(kernel, random); }
 bool is_in_kernel() { return runs_kernel; }
+bool has_begun() { return machine.has_begun(); }
+void begin_kernel() { machine.begin_kernel(); }
 
 void* shared_memory(const void* key, std::size_t bytes, std::size_t alignment) { return machine.shared(key, bytes, alignment); }
 void* dynamic_shared_memory() { return machine.dynamic(); }

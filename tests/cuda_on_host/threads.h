@@ -22,6 +22,8 @@ struct Kernel {
 void run(const Kernel& kernel, Random& random);
 // Whether the calling thread of the host runs one.
 bool is_in_kernel();
+// Whether the kernel's thread that runs has come to begin_kernel().
+bool has_begun();
 
 }  // namespace cuda_on_host
 

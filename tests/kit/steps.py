@@ -13,6 +13,9 @@ TILELOSS = (sys.executable, "-m", "tileloss")
 # CUDA's own checks look at every access: of the C API's suites those that reach each kernel with the smallest rows.
 SANITIZED = "*SpecialValues.*:*RowOutputsOf*:*MergedShards.*:Linear.*-MergedShards.APlan*"
 
+# Kernels of a stream may overlap.
+OVERLAP = {"TILELOSS_CUDA_PDL": "1"}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -138,6 +141,15 @@ def check() -> list[Step]:
         ),
         Step("rows", 60, (python("rows", "rows.py"),)),
         Step("sanitizers", 75, tuple(map(sanitizer, tools)), 4),
+        Step(
+            "overlap",
+            45,
+            (
+                python("first", "first.py", **OVERLAP),
+                pytest("graphs", losses, "-k", "graph or captur", processes=4, **OVERLAP),
+            ),
+            2,
+        ),
     ]
 
 
@@ -151,8 +163,22 @@ def compare(name: str, *only: str, tokens: int = 2048, hidden: int = 1536) -> Co
 BENCH = (*TILELOSS, "bench", "--device", "cuda", "--vocab", "151936", "--dtype", "bf16")
 
 
-def bench(name: str, loss: str, *arguments: str) -> Command:
-    return Command(name, (*BENCH, "--loss", loss, *arguments, "--output", "{output}/bench.jsonl"))
+def bench(
+    name: str, loss: str, *arguments: str, output: str = "bench", **environment: str
+) -> Command:
+    program = (*BENCH, "--loss", loss, *arguments, "--output", f"{{output}}/{output}.jsonl")
+    return Command(name, program, environment)
+
+
+def launches() -> tuple[Command, ...]:
+    """Calls of which launches are a good part, whose kernels do not overlap, and do."""
+    rows = ("cross_entropy", "--in-place", "--tokens", "64")
+    head = ("linear_cross_entropy", "--tokens", "2048", "--hidden", "1536")
+    return tuple(
+        bench(f"{call[0]}_{name}", *call, output=f"launches_{name}", **environment)
+        for name, environment in {"apart": {}, "overlap": OVERLAP}.items()
+        for call in (rows, head)
+    )
 
 
 def profile(name: str, loss: str, *arguments: str) -> Command:
@@ -198,6 +224,7 @@ def measure() -> list[Step]:
         Step("roofs", 40, (compare("roofs", "roofs/*", "roofs_linear/*", **large),)),
         Step("logits", 60, tuple(logits)),
         Step("head", 50, heads),
+        Step("launches", 30, launches()),
         # Not torch's with float32 logits, which are compiled once more.
         Step("peers", 75, (compare("peers", "cross_entropy/*[!s]", "grpo/*[!s]"),)),
         Step("peers_head", 75, (compare("peers_head", f"{linear}/*", **large),)),

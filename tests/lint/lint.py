@@ -6,6 +6,8 @@ lint.py includes ROOT            includes point down: frontends -> api -> backen
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
 lint.py recipes ROOT             a divergence, options, row outputs and a loss are named by hand in the files of HACKING.md's
                                  recipes alone
+lint.py kernels ROOT             the first statement of each CUDA kernel is begin_kernel(): what comes before it may race with the
+                                 kernel before
 lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
 lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
@@ -313,6 +315,21 @@ def lint_recipes(root):
     return findings
 
 
+def lint_kernels(root):
+    root = pathlib.Path(root)
+    findings, found = [], 0
+    for path in code_files(root / "src"):
+        text = re.sub(r"//.*", "", path.read_text())
+        for kernel in re.finditer(r"\b__global__\b([^;{]*)\{\s*(begin_kernel\(\);)?", text):
+            found += 1
+            if not kernel[2]:
+                line = text.count("\n", 0, kernel.start()) + 1
+                findings.append(
+                    f"{path.relative_to(root)}:{line}: a kernel that does not start with begin_kernel()"
+                )
+    return findings if found else [f"no kernels under {root}"]
+
+
 def skip(reason):
     print(f"SKIPPED: {reason}")
     sys.exit(77)
@@ -433,6 +450,7 @@ def main(arguments):
         "includes": lint_includes,
         "files": lint_files,
         "recipes": lint_recipes,
+        "kernels": lint_kernels,
         "sizes": lint_sizes,
         "format": lint_format,
         "symbols": lint_symbols,

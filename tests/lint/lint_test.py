@@ -227,6 +227,32 @@ class Recipes(LintTest):
             self.assertLessEqual(len(by_hand[0]), 4 if is_loss else 2, name)
 
 
+class Kernels(LintTest):
+    BEGINS = (
+        "template <class T>\n__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)\n"
+        "    rows(Job job, T* to) {\n  begin_kernel();\n  *to = job();\n}\n"
+    )
+
+    def test_a_kernel_that_begins_passes(self):
+        self.write("src/backends/cuda/rows.h", self.BEGINS)
+        declared = "// A __global__ function {\ntemplate __global__ void rows<int>(Job, int*);\n"
+        self.write("src/backends/cuda/rows.cu", declared + "void f() {}\n")
+        self.assertEqual(lint.lint_kernels(self.root), [])
+
+    def test_what_stands_before_it_is_named_with_its_line(self):
+        late = self.BEGINS.replace("  begin_kernel();", "  const int i = to[0];\n  begin_kernel();")
+        self.write("src/backends/cuda/rows.h", self.BEGINS + late)
+        self.assert_names(lint.lint_kernels(self.root), "src/backends/cuda/rows.h:8: a kernel")
+
+    def test_a_kernel_without_it_is_named(self):
+        without = self.BEGINS.replace("  begin_kernel();\n", "  // begin_kernel();\n")
+        self.write("src/backends/cuda/rows.cu", without)
+        self.assert_names(lint.lint_kernels(self.root), "rows.cu:2")
+
+    def test_no_kernels_do_not_pass(self):
+        self.assert_names(lint.lint_kernels(self.root), "no kernels")
+
+
 class Sizes(LintTest):
     """A file that git does not track, or that was tracked and is gone, is nobody's burden."""
 

@@ -128,6 +128,7 @@ static_assert(sizeof(Beginning) <= 4096, "a kernel's arguments");
 // A row a thread. The block that ends last has seen what all of them found.
 template <class Call>
 __global__ void __launch_bounds__(kThreadsOfBeginning) begin_call(const __grid_constant__ Call all) {
+  begin_kernel();
   CallState& state = *all.verdict.state;
   if (blockIdx.x == 0) all.begin_all();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -66,6 +66,7 @@ inline constexpr std::int64_t kBadEntry = -4;
 template <class Matrix>
 __global__ void __launch_bounds__(kMaxThreads)
     check_entries(device::RowArrays rows, Matrix ids, Matrix logprobs, std::int64_t columns) {
+  begin_kernel();
   using Parts = std::int32_t[kWarp];
   TILELOSS_SHARED(Parts, parts);
   const std::int64_t i = blockIdx.x;

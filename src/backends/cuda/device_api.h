@@ -148,6 +148,20 @@ __device__ __forceinline__ void store_16_bytes(void* to, uint4 words) {
 #endif
 }
 
+// The first statement of every kernel. The kernel that is ahead in the stream may still run, where the launch let it (Launch):
+// what it wrote is there past this, and nothing of memory is touched before. Only then may the next kernel's blocks come in, so
+// one that waits for this kernel has waited for all that came before it, too, and so has a kernel of somebody else's that reads
+// some things before it waits. They take no room from this one's: they come when each of its blocks has been here.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#else
+using cuda_on_host::begin_kernel;
+#endif
+
 // Copies into the block's memory that go on while the thread does: in groups, each of what was begun since the last one ended.
 // They are there for the thread that began them, once it has waited for their group.
 __device__ __forceinline__ void begin_copy_of_16_bytes(void* to_shared, const void* from) {

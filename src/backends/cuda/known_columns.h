@@ -19,6 +19,7 @@ struct KnownRow {
 // first marked which columns are known.
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob job, tileloss_matrix ids, KnownRow* known) {
+  begin_kernel();
   constexpr int kCount = Group<T>::kCount;
   constexpr std::int64_t kPiece = 16384;
   using Marks = int[kPiece / 32];  // a bit a column

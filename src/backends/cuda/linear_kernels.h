@@ -36,6 +36,7 @@ struct Rows {
 // As the products see them; rows that are ignored are not read, and are 0. labels null: all are read.
 template <class T>
 __global__ void copy_rows(AnyMatrix from, Rows<T> to, std::int64_t columns, const std::int64_t* labels) {
+  begin_kernel();
   const std::int64_t i = blockIdx.x;
   const bool is_read = labels == nullptr || labels[i] != kIgnoredRow;
   for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x)
@@ -44,12 +45,14 @@ __global__ void copy_rows(AnyMatrix from, Rows<T> to, std::int64_t columns, cons
 
 // The bias of the columns from `first` on, which products are added to.
 static __global__ void fill_rows(AnyMatrix bias, std::int64_t first, Rows<float> to, std::int64_t columns) {
+  begin_kernel();
   float* const row = to.row(blockIdx.x);
   for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) store(row + j, bias.get(first + j, 0));
 }
 
 template <class T>
 __global__ void round_rows(Rows<float> from, Rows<T> to, std::int64_t columns) {
+  begin_kernel();
   const float* const row = from.row(blockIdx.x);
   for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) store(to.row(blockIdx.x) + j, from_float<T>(load(row + j)));
 }
@@ -58,6 +61,7 @@ __global__ void round_rows(Rows<float> from, Rows<T> to, std::int64_t columns) {
 // from.data null: all are 0.
 template <class T>
 __global__ void store_rows(Rows<T> from, AnyMatrix to, std::int64_t columns, const std::int64_t* labels, bool adds) {
+  begin_kernel();
   const std::int64_t i = blockIdx.x;
   const bool is_zero = from.data == nullptr || (labels != nullptr && labels[i] == kIgnoredRow);
   for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
@@ -76,6 +80,7 @@ static __device__ __forceinline__ float sum_term(const Rows<float>& rows, std::i
 inline constexpr int kSumWarps = 8;
 template <class From>
 __global__ void sum_columns(From from, std::int64_t rows, std::int64_t columns, double* sums, bool adds) {
+  begin_kernel();
   using Parts = double[kSumWarps][kWarp];
   TILELOSS_SHARED(Parts, parts);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;

@@ -56,6 +56,7 @@ struct ForwardPart {
 // A block of rows without softcap. job.rows.label_columns are those of the call here. kKeeps: its words, too.
 template <bool kKeeps>
 __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_block(SweepJob job, ForwardPart part, Rows<std::uint16_t> words) {
+  begin_kernel();
   using Parts = float[kWarp * Seen<float, true>::kNumbers];
   TILELOSS_SHARED(Parts, parts);
   const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], part.first, job.columns);
@@ -201,6 +202,7 @@ __device__ __forceinline__ float sum_term(const Slopes& slopes, std::int64_t i, 
 
 template <class Slopes>
 __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(Slopes slopes, Rows<typename Slopes::To> to) {
+  begin_kernel();
   using T = typename Slopes::To;
   const SweepJob& job = slopes.job;
   const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], slopes.first, job.columns);

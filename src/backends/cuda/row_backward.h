@@ -115,6 +115,7 @@ __device__ __forceinline__ void write_zeros(T* to, std::int64_t from, const Swee
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
     backward_rows(SweepJob job, RowStates states) {
+  begin_kernel();
   TILELOSS_SHARED(GradientRow, shared);
   const std::int64_t i = blockIdx.x;
   T* const to = job.dlogits.row<T>(i);

@@ -436,6 +436,7 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
     forward_rows(const __grid_constant__ SweepJob job) {
+  begin_kernel();
   TILELOSS_SHARED(WarpSums, parts);
   const std::int64_t i = blockIdx.x;
   const std::int64_t label = job.rows.label_columns[i];

@@ -96,9 +96,22 @@ struct RowInMemory {
   __device__ __forceinline__ void prefetch(const Span& span) const {
     for (int k = 0, g = span.first(); k < kGroupsAtOnce && g < span.end; ++k, g += kWarp) cuda::prefetch(vector(g));
   }
-  // -inf where the row has no more columns.
+  // -inf where the row has no more columns. Columns of 16 bits stay as they are: as floats, of some groups at once, they would
+  // take more registers than a thread has.
   __device__ __forceinline__ uint4 by_columns(int g) const {
-    return Group<T>::load_some(data + std::int64_t{g} * kCount, count(g)).packed();
+    const T* const from = data + std::int64_t{g} * kCount;
+    if constexpr (sizeof(T) == 4) {
+      return Group<T>::load_some(from, count(g)).packed();
+    } else {
+      const int some = count(g);
+      std::uint32_t words[4] = {};
+#pragma unroll
+      for (int q = 0; q < kCount; ++q) {
+        const T column = q < some ? cuda::load(from + q) : from_float<T>(-kInfinity);
+        words[q / 2] |= std::uint32_t{column.bits} << q % 2 * 16;
+      }
+      return {words[0], words[1], words[2], words[3]};
+    }
   }
 
   template <int kGroups>

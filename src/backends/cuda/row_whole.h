@@ -12,6 +12,7 @@ namespace tileloss::impl::cuda {
 template <class T, bool kIsPlain, class Coefficients>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2 : 1)
     whole_rows(SweepJob job, Coefficients coefficients, bool is_plain_backward) {
+  begin_kernel();
   TILELOSS_DYNAMIC_SHARED(uint4, held);
   TILELOSS_SHARED(WarpSums, parts);
   TILELOSS_SHARED(GradientRow, gradient);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "backends/backend.h"
@@ -219,26 +221,63 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
   return error;
 }
 
+// Whether launches may overlap: TILELOSS_CUDA_PDL=1, as it was at the first launch. No GPU has run that yet.
+inline bool may_overlap() {
+  static const bool is_asked_for = [] {
+    const char* const asked = std::getenv("TILELOSS_CUDA_PDL");
+    return asked != nullptr && std::string_view(asked) == "1";
+  }();
+  return is_asked_for;
+}
+
+// Whether a kernel's code on the current device waits in begin_kernel(): made of PTX for sm_90 or later, which no device before
+// sm_90 takes. What the driver makes of sm_80's PTX for a later device does not. Asked once, as allow_shared_memory() does.
+inline cudaError_t find_wait(const void* kernel, bool* waits) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<const void*, int>, bool>();
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find({kernel, device});
+  if (found == known.end()) {
+    cudaFuncAttributes own = {};
+    if (const cudaError_t error = cudaFuncGetAttributes(&own, kernel); error != cudaSuccess) return error;
+    found = known.emplace(std::pair(kernel, device), own.ptxVersion >= 90).first;
+  }
+  *waits = found->second;
+  return cudaSuccess;
+}
+
 // Clusters of `cluster` blocks each, with so much shared memory besides what the kernel itself has.
 class Launch {
  public:
   Launch(std::int64_t clusters, int cluster, int threads, std::int64_t shared_bytes, cudaStream_t stream) {
-    size_.id = cudaLaunchAttributeClusterDimension;
-    size_.val.clusterDim.x = static_cast<unsigned>(cluster);
-    size_.val.clusterDim.y = size_.val.clusterDim.z = 1;
     config_.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
     config_.stream = stream;
-    if (cluster > 1) config_.attrs = &size_, config_.numAttrs = 1;
+    config_.attrs = attributes_;
+    if (cluster > 1) {
+      auto& size = add(cudaLaunchAttributeClusterDimension).clusterDim;
+      size.x = static_cast<unsigned>(cluster);
+      size.y = size.z = 1;
+    }
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
   const cudaLaunchConfig_t& config() const { return config_; }
+  // Its blocks may be there before the kernel ahead of it in the stream has ended, for which they wait themselves.
+  void overlap() { add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1; }
 
  private:
-  cudaLaunchAttribute size_ = {};
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+    cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+    attribute.id = id;
+    return attribute.val;
+  }
+
+  cudaLaunchAttribute attributes_[2] = {};
   cudaLaunchConfig_t config_ = {};
 };
 
@@ -265,8 +304,12 @@ class Queue {
     if (clusters > std::numeric_limits<std::int32_t>::max() / cluster)
       return keep({TILELOSS_UNSUPPORTED, "cuda: a kernel's blocks: expected at most 2^31 - 1, got " + std::to_string(clusters) +
                                              (cluster > 1 ? " times " + std::to_string(cluster) : "")});
-    const Launch launch(clusters, cluster, threads, shared_bytes, stream_);
-    if (shared_bytes > 0) keep(allow_shared_memory(reinterpret_cast<const void*>(kernel)), "a kernel's shared memory");
+    Launch launch(clusters, cluster, threads, shared_bytes, stream_);
+    const auto* const address = reinterpret_cast<const void*>(kernel);
+    if (shared_bytes > 0) keep(allow_shared_memory(address), "a kernel's shared memory");
+    bool waits = false;
+    if (may_overlap()) keep(find_wait(address, &waits), "a kernel's code");
+    if (waits) launch.overlap();
     keep(cudaLaunchKernelEx(&launch.config(), kernel, given...), "a kernel could not be launched");
   }
 

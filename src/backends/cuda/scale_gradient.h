@@ -18,6 +18,7 @@ template <class T>
 __global__ void __launch_bounds__(kScaleThreads)
     scale_rows(T* data, std::int64_t row_stride, std::int64_t columns, std::int64_t pieces_of_row, std::int64_t pieces,
                const float* factor) {
+  begin_kernel();
   constexpr int kCount = Group<T>::kCount;
   constexpr std::int64_t kPiece = kScalePiece<T>;
   const float number = *factor;

@@ -15,6 +15,7 @@ inline std::int64_t step_blocks(std::int64_t count) { return (count + step_threa
 
 template <class Step>
 __global__ void each_index(Step step, std::int64_t count) {
+  begin_kernel();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) step(i);
 }
@@ -39,6 +40,7 @@ struct SumParts {
 // alone.
 template <class Step, class Term, class Take>
 __global__ void each_then_sum(Step step, Term term, Take take, std::int64_t count, SumParts all) {
+  begin_kernel();
   using Parts = double[kWarp];
   TILELOSS_SHARED(Parts, parts);
   TILELOSS_SHARED(bool, is_last);
@@ -76,6 +78,7 @@ void launch_each_then_sum(Queue& queue, std::int64_t count, const Step& step, co
 // take(the first i for which test(i)), if there is any; by one block.
 template <class Test, class Take>
 __global__ void __launch_bounds__(kMaxThreads) find_first(Test test, Take take, std::int64_t count) {
+  begin_kernel();
   using Parts = std::int64_t[kWarp];
   TILELOSS_SHARED(Parts, parts);
   std::int64_t first = threadIdx.x;
@@ -88,6 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads) find_first(Test test, Take take, 
 // as infinity and is never touched.
 template <class Number>
 __global__ void __launch_bounds__(kMaxThreads) sort_ascending(Number* values, std::int64_t count) {
+  begin_kernel();
   const auto put_in_order = [&](std::int64_t low, std::int64_t high) {
     if (high >= count || !(values[high] < values[low])) return;
     const Number larger = values[low];

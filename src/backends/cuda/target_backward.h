@@ -60,6 +60,7 @@ __device__ inline void write_known(const TargetJob& job, const RowInBlock<T>& bl
 
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) target_backward_rows(TargetJob job) {
+  begin_kernel();
   TILELOSS_SHARED(TargetRow, row);
   const std::int64_t i = blockIdx.x;
   const RowInBlock<T> block(job, i);

@@ -19,6 +19,7 @@ __device__ inline DivergenceTerm<double> label_column_term(const TargetJob& job,
 
 // The heaviest class of each row that has no label, in the label's place: a sure row is made of it.
 static __global__ void __launch_bounds__(kMaxThreads, 1) choose_columns(TargetJob job) {
+  begin_kernel();
   using Weights = float[kWarp];
   using Columns = std::int64_t[kWarp];
   TILELOSS_SHARED(Weights, weights);
@@ -52,6 +53,7 @@ __device__ inline void choose_shift(const TargetJob& job, const RowInBlock<T>& b
 
 template <class T, bool kIsPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) sweep_targets(TargetJob job) {
+  begin_kernel();
   TILELOSS_SHARED(TargetRow, row);
   using Sums = double[kWarp];
   TILELOSS_SHARED(Sums, parts);

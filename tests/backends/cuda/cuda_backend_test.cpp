@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -113,6 +114,10 @@ TEST_F(OnCuda, BytesReadAndWrittenAreTheKernels) {
   }
 }
 
+// The tests run with launches that overlap, too (CMakeLists.txt).
+const char* const asked_to_overlap = std::getenv("TILELOSS_CUDA_PDL");
+const bool is_to_overlap = asked_to_overlap != nullptr && std::string(asked_to_overlap) == "1";
+
 // One fill, one kernel that begins the call, the sum of the rows' weights, the rows, the row stage with the sum of its losses;
 // two kernels for the rows where they are read twice.
 TEST_F(OnCuda, LaunchesOfACall) {
@@ -122,7 +127,34 @@ TEST_F(OnCuda, LaunchesOfACall) {
     ASSERT_TRUE(succeeds(run(kernel)));
     cudaDeviceSynchronize();
     EXPECT_EQ(cuda_on_host::counters().queued, static_cast<std::uint64_t>(launches));
+    EXPECT_EQ(cuda_on_host::counters().overlapping, static_cast<std::uint64_t>(is_to_overlap ? launches - 1 : 0));
   }
+}
+
+template <int kNumber>
+__global__ void nothing() {
+  impl::cuda::begin_kernel();
+}
+
+// What the code for sm_80 is, and what the driver makes of it for a later device, would not wait for the kernel before it.
+TEST_F(OnCuda, AKernelBeginsEarlyWhereItsCodeWaits) {
+  const cuda_on_host::Properties before = cuda_on_host::properties();
+  const auto overlapping = [](void (*kernel)(), int compute_capability, int ptx_version) {
+    cuda_on_host::properties().compute_capability = compute_capability;
+    cuda_on_host::properties().ptx_version = ptx_version;
+    cuda_on_host::counters() = {};
+    impl::cuda::Queue queue(nullptr);
+    for (int i = 0; i < 3; ++i) queue.launch(kernel, 1, 32);
+    EXPECT_TRUE(queue.status().ok()) << queue.status().message;
+    cudaDeviceSynchronize();
+    return cuda_on_host::counters().overlapping;
+  };
+  const std::uint64_t all = is_to_overlap ? 3 : 0;
+  EXPECT_EQ(overlapping(nothing<0>, 90, 120), all);
+  EXPECT_EQ(overlapping(nothing<1>, 120, 90), all);
+  EXPECT_EQ(overlapping(nothing<2>, 80, 120), 0u);
+  EXPECT_EQ(overlapping(nothing<3>, 90, 80), 0u);
+  cuda_on_host::properties() = before;
 }
 
 // A device whose blocks have little shared memory, for the time of a test.

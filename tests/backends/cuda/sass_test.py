@@ -30,6 +30,7 @@ SERIAL = [
         r"\bST\.E",
     )
 ]
+MEMORY = re.compile(r"\b(?:LD[GSL]?|ST[GSL]?|LDGSTS|ATOM\w*|RED)\b")
 LIMITS = pathlib.Path(__file__).parents[3] / "src/backends/cuda/limits.h"
 
 
@@ -81,6 +82,11 @@ def main() -> int:
         return 0
     text = subprocess.run([disassembler, cubin], check=True, capture_output=True, text=True).stdout
     sections = re.split(r"^\s*\.section\s+", text, flags=re.M)
+    # griddepcontrol.wait, then launch_dependents, in every kernel.
+    for kernel in (s for s in sections if s.startswith(".text.")):
+        before, waits, after = kernel.partition("ACQBULK")
+        assert waits and "PREEXIT" in after, f"never waits: {kernel.splitlines()[0]}"
+        assert not MEMORY.search(before), f"memory before it waits: {kernel.splitlines()[0]}"
     code = next(s for s in sections if s.startswith(".text.") and KERNEL.search(s.splitlines()[0]))
     lines, branches = parsed(code)
 
