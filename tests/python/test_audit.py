@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.tools import Case, Refused, implementations
+from tileloss.testing.case import Case, Refused
+from tileloss.testing.outputs import Missing, prepare
+from tileloss.tools import implementations
 from tileloss.tools.audit.cases import CASES
 from tileloss.tools.audit.cells import EVERY
 from tileloss.tools.audit.cells import prepare as prepare_case
@@ -27,7 +29,6 @@ from tileloss.tools.audit.table import what_failed
 from tileloss.tools.case_file import read_case
 from tileloss.tools.command import run
 from tileloss.tools.implementations.contract import declared, tileloss_contract
-from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")

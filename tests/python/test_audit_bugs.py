@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import Missing, prepare
 from tileloss.tools.audit import cells
 from tileloss.tools.audit.bugs import BUGS, Bug
 from tileloss.tools.audit.bugs.likeness import look
@@ -22,10 +24,8 @@ from tileloss.tools.audit.bugs.policy import Policy
 from tileloss.tools.audit.bugs.right import Right
 from tileloss.tools.audit.bugs.targets import Columns, Distilled, SoftLabels
 from tileloss.tools.audit.calls import Misbehaved, call
-from tileloss.tools.case import Case
 from tileloss.tools.case_file import read_case, write_tensors
 from tileloss.tools.command import run
-from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")

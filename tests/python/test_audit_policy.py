@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import prepare
 from tileloss.tools.audit import cells
 from tileloss.tools.audit.cases import CASES, AuditCase
-from tileloss.tools.case import Case
 from tileloss.tools.case_file import read_case, write_tensors
-from tileloss.tools.outputs import prepare
 
 PROGRAM = tileloss.library_path().with_name("tileloss")
 POLICY = [case for case in CASES if case.settings["loss"] == "policy_loss"]

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from tileloss import library_path
 from tileloss._core.files import packaged_file
+from tileloss.tools.children import without_secrets
 from tileloss.tools.config import needs_package
-from tileloss.tools.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
 _FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}

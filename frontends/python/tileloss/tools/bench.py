@@ -11,8 +11,8 @@ from typing import Any
 
 import tileloss
 from tileloss.tools import arguments
+from tileloss.tools.children import without_secrets
 from tileloss.tools.printable import print_columns
-from tileloss.tools.program import without_secrets
 from tileloss.tools.results import ResultWriter
 
 # Of the flags, those that the program is to check and draw the options from.

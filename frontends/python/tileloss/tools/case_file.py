@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 from tileloss.tools.files import naming
 
 _LENGTH_BYTES = 8  # of the header's length, little-endian, before the header

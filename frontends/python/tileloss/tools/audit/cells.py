@@ -15,10 +15,10 @@ from tileloss.tools.audit.bugs import BUGS
 from tileloss.tools.audit.bugs.likeness import look
 from tileloss.tools.audit.cases import CASES, AuditCase
 from tileloss.tools.audit.child import Child
+from tileloss.tools.children import without_secrets
 from tileloss.tools.implementations import NATIVE
 from tileloss.tools.implementations.contract import tileloss_contract
 from tileloss.tools.printable import did_you_mean
-from tileloss.tools.program import without_secrets
 from tileloss.tools.progress import Progress
 
 EVERY = (*CASES, *(bug.case for bug in BUGS.values()))

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tileloss
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import describe
 from tileloss.tools.implementations.contract import Contract, declared, tileloss_contract
-from tileloss.tools.outputs import describe
 from tileloss.tools.printable import did_you_mean
 
 NATIVE = "tileloss"  # the C++ kernels, which the compiled program runs by itself

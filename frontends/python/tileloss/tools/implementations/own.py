@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tileloss._core.functions import FLAG, FUNCTIONS
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 
 if TYPE_CHECKING:
     from jax import Array

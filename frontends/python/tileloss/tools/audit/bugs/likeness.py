@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tileloss.testing.case import Case, Refused
+from tileloss.testing.outputs import Missing, prepare
 from tileloss.tools.audit.bugs import BUGS
 from tileloss.tools.audit.bugs.calls import zeros
 from tileloss.tools.audit.cases import AuditCase
-from tileloss.tools.case import Case, Refused
 from tileloss.tools.case_file import read_case, read_tensors
-from tileloss.tools.outputs import Missing, prepare
 
 NOTHING = 2e-6  # relative: what float32 arithmetic is off by
 NEAR = 0.2  # of what an output is off by may be left when the planted one is taken off

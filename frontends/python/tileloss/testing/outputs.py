@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _GRADIENTS = ("dlogits", "dhidden", "dhead")
@@ -75,7 +75,8 @@ def describe(error: BaseException) -> str:
     """One line: what was raised, and the last line of code that is not ours, as FILE:LINE."""
     if isinstance(error, SyntaxError):  # which names file and line itself
         return f"SyntaxError: {error}"
-    ours = str(Path(__file__).parent)
+    package = Path(__file__).parents[1]
+    ours = (str(package / "testing"), str(package / "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
     first = " ".join(str(error).split())[:300]
