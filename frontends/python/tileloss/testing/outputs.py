@@ -43,6 +43,11 @@ def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
     for name in (*wanted, *case.gradients):
         if returned.get(name) is None:
             raise Missing(name)
+    return arrays(returned)
+
+
+def arrays(returned: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """As `prepare`, of what is there."""
     return {
         name: _cast_output(name, to_numpy(name, array))
         for name, array in returned.items()

@@ -24,5 +24,5 @@ architectures.py  full-size models by name, for random weights
 jax_bench.py    the bench's inputs and steps in JAX
 timing.py       time and peak memory of a call
 
-The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
+Nothing is judged here: tileloss.testing has the cases and the judge.
 """
