@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from tileloss.tools import Case
+from tileloss.testing import Case
 
 
 def cross_entropy(case: Case):

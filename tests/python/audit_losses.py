@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloss.tools import Case, Refused
+from tileloss.testing import Case, Refused
 
 
 def right(case: Case) -> dict[str, Any]:

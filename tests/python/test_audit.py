@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 
 import tileloss
-from tileloss.tools import Case, Refused, implementations
+from tileloss.testing import Case, Refused, Report
+from tileloss.testing._drawn import Drawn
+from tileloss.testing._judge import Crashed
+from tileloss.testing.outputs import Missing, prepare
+from tileloss.tools import implementations
 from tileloss.tools.audit.cases import CASES
 from tileloss.tools.audit.cells import EVERY
-from tileloss.tools.audit.cells import prepare as prepare_case
 from tileloss.tools.audit.child import Child
 from tileloss.tools.audit.command import GOOD
 from tileloss.tools.audit.table import what_failed
-from tileloss.tools.case_file import read_case
 from tileloss.tools.command import run
 from tileloss.tools.implementations.contract import declared, tileloss_contract
-from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")
@@ -192,6 +193,11 @@ def test_a_contract_says_what_bits_depend_on(
     assert f"kernels: tileloss {tileloss.__version__}, " in own
     assert own.endswith("; dhead: instruction set, exp, split, order")
     assert out.endswith(":right     unknown\n")
+    assert (
+        "\nWhat the bits of results depend on besides the case, as implementations declare" in out
+    )
+    audit(tmp_path, f"{LOSSES}:right", "ce/fp32")
+    assert "bits" not in capfd.readouterr().out  # nobody has declared anything
     for wrong in ({"loss": ["exp"]}, {"logp": ["weather"]}, ["exp"], {"kernels": ["mine"]}):
         with pytest.raises(ValueError, match="^--impl f: contract: expected a dict from logp, "):
             declared("f", wrong)
@@ -210,22 +216,48 @@ def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT RUN: fibers of x86-64")
-def test_the_kernels_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_of_a_device(tmp_path: Path) -> None:
     """That of tests/cuda_on_host."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(PROGRAM.with_name("cuda_on_host")))
     kept = next(case.name for case in EVERY if case.calls == "kept")
-    code, lines = audit(tmp_path, "tileloss", f"ce/bf16,{kept}", "--device=cuda")
-    assert code == 0 and len(lines) == 2
-    assert {(line["status"], line["device"]) for line in lines.values()} == {("pass", "cuda")}
+    output = tmp_path / "results.jsonl"
+    flags = ["--impl=tileloss", f"--case=ce/bf16,{kept}", "--device=cuda", f"--output={output}"]
+    folder = str(PROGRAM.with_name("cuda_on_host"))
+    environment = {**os.environ, "LD_LIBRARY_PATH": folder}  # which the loader reads at a start
+    command = [sys.executable, "-m", "tileloss", "audit", "--quiet", *flags]
+    subprocess.run(command, env=environment, check=True)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(line["status"], line["device"]) for line in lines] == 2 * [("pass", "cuda")]
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "message"),
+    [
+        (Crashed("signal 11, Segmentation fault", 11), "crashed", "signal SIGSEGV"),
+        (Crashed("exit code 7", None), "crashed", "exit code 7"),
+        (TimeoutError(), "timeout", "no answer in 5 s"),
+    ],
+)
+def test_kernels_that_end_their_process_are_a_cell(
+    raised: Exception, status: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(drawn: Drawn, strict: bool, device: str, seconds: float) -> Report:
+        if drawn.name == "ce/bf16":
+            raise raised
+        return checked(drawn, strict, device, seconds)
+
+    checked = Drawn.checked
+    monkeypatch.setattr(Drawn, "checked", end)
+    code, lines = audit(tmp_path, "tileloss", FEW, "--time-limit=5")
+    assert code == 1 and [x["status"] for x in lines.values()] == ["pass", status, "pass"]
+    assert lines["tileloss", "ce/bf16"]["message"] == message
 
 
 @pytest.mark.parametrize("name", ["ce/z-loss", "ce/none", "policy/grpo-kl", "linear/logprobs"])
-def test_every_tensor_lies_on_the_device(name: str, tmp_path: Path) -> None:
+def test_every_tensor_lies_on_the_device(name: str) -> None:
     """PyTorch's device without memory stands for one: there a tensor of the CPU beside the others is refused."""
     import torch
 
-    case = next(case for case in CASES if case.name == name)
-    inputs = read_case(prepare_case(PROGRAM, case, tmp_path) / "inputs.safetensors")
+    inputs = next(case for case in CASES if case.name == name).draw().case
     compute = implementations.load("torch").compute
     outputs = compute(replace(inputs.with_numbers(), device="meta"))
     assert {x.device for x in outputs.values()} == {torch.device("meta")}
@@ -339,7 +371,7 @@ def wait_for_child(pid: int) -> list[str]:
     while time.monotonic() < deadline:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-        if any(b"check.audit.worker" in command for command in commands):
+        if any(b"tools.audit.worker" in command for command in commands):
             time.sleep(1)
             return children
         time.sleep(0.02)

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.testing._drawn import Drawn
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import Missing, prepare
 from tileloss.tools.audit import cells
 from tileloss.tools.audit.bugs import BUGS, Bug
 from tileloss.tools.audit.bugs.likeness import look
@@ -22,10 +25,7 @@ from tileloss.tools.audit.bugs.policy import Policy
 from tileloss.tools.audit.bugs.right import Right
 from tileloss.tools.audit.bugs.targets import Columns, Distilled, SoftLabels
 from tileloss.tools.audit.calls import Misbehaved, call
-from tileloss.tools.case import Case
-from tileloss.tools.case_file import read_case, write_tensors
 from tileloss.tools.command import run
-from tileloss.tools.outputs import Missing, prepare
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")
@@ -42,10 +42,10 @@ def right(case: Case) -> dict[str, Any]:
     return DEFINITIONS[case.function.removeprefix("linear_")](case).run()
 
 
-def judged(bug: Bug, compute: Any, folder: Path) -> dict[str, Any]:
+def judged(bug: Bug, compute: Any, drawn: Drawn) -> dict[str, Any]:
     """The verdict on a function of a case, with what it looks like."""
-    inputs, outputs = folder / "inputs.safetensors", folder / "outputs.safetensors"
-    case = replace(read_case(inputs), backwards=bug.case.backwards).with_numbers()
+    case = replace(drawn.case, backwards=bug.case.backwards).with_numbers()
+    found: dict[str, Any] = {}
     try:
         with np.errstate(all="ignore"):
             found = prepare(case, call(compute, case, bug.case.calls))
@@ -55,9 +55,9 @@ def judged(bug: Bug, compute: Any, folder: Path) -> dict[str, Any]:
         verdict = {"status": "failed", "gate": error.gate}
     else:
         seen = bug.case.judged or found
-        write_tensors(outputs, {name: x for name, x in found.items() if name in seen})
-        verdict = cells.judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
-    like = look(bug.case, inputs, outputs, verdict["gate"]) if "gate" in verdict else None
+        found = {name: x for name, x in found.items() if name in seen}
+        verdict = cells.judged(drawn, found)
+    like = look(bug.case, drawn.case, found, verdict["gate"]) if "gate" in verdict else None
     return verdict | {"looks_like": like}
 
 
@@ -66,11 +66,11 @@ def judged(bug: Bug, compute: Any, folder: Path) -> dict[str, Any]:
 )
 def test_the_planted_bug_fails_and_is_named(name: str, tmp_path: Path) -> None:
     bug = BUGS[name]
-    folder = cells.prepare(PROGRAM, bug.case, tmp_path)
-    assert judged(bug, right, folder)["status"] == "pass"
-    planted = judged(bug, bug.plant, folder)
+    prepared = cells.prepare(bug.case, tmp_path)
+    assert judged(bug, right, prepared.drawn)["status"] == "pass"
+    planted = judged(bug, bug.plant, prepared.drawn)
     assert planted["status"] == "failed" and planted["looks_like"] == bug.looks_like, planted
-    kernels = cells.judge(PROGRAM, "gradcheck", folder, ["--strict"] if bug.case.calls else [])
+    kernels = cells.native(prepared, "cpu", 300)
     assert kernels["status"] == "pass", kernels
 
 
@@ -123,15 +123,14 @@ def test_a_planted_bug_is_an_implementation_and_its_failure_has_a_name(
     assert "1 pass" in out
 
 
-def test_what_is_like_no_bug_has_no_name(tmp_path: Path) -> None:
+def test_what_is_like_no_bug_has_no_name() -> None:
     bug = BUGS["transformerengine-2476"]
-    folder = cells.prepare(PROGRAM, bug.case, tmp_path)
 
     def off(case: Case) -> dict[str, Any]:
         found = right(case)
         return found | {"dlogits": -found["dlogits"]}
 
-    verdict = judged(bug, off, folder)
+    verdict = judged(bug, off, bug.case.draw())
     assert verdict["status"] == "failed" and verdict["looks_like"] is None
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import tileloss
+from tileloss.testing.case import Case
 from tileloss.tools import implementations
 from tileloss.tools.audit import invariance
 from tileloss.tools.audit.invariance import Claims, claim, compare, describe
-from tileloss.tools.case import Case
 from tileloss.tools.case_file import read_case, write_case
 from tileloss.tools.command import run
 from tileloss.tools.progress import Progress

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import tileloss
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import prepare
 from tileloss.tools.audit import cells
 from tileloss.tools.audit.cases import CASES, AuditCase
-from tileloss.tools.case import Case
-from tileloss.tools.case_file import read_case, write_tensors
-from tileloss.tools.outputs import prepare
 
-PROGRAM = tileloss.library_path().with_name("tileloss")
 POLICY = [case for case in CASES if case.settings["loss"] == "policy_loss"]
 LEAST = 3  # tokens of a branch, or it may as well be chance
 Bounds = dict[str, float]
@@ -66,21 +62,17 @@ def bounds(options: dict[str, Any]) -> Bounds:
 
 
 @pytest.mark.parametrize("name", ["ce/sum", "linear/sum", "policy/dr-grpo", "linear-policy/grpo"])
-def test_the_upstream_gradient_of_one_loss_of_each_kind_is_negative(
-    name: str, tmp_path: Path
-) -> None:
+def test_the_upstream_gradient_of_one_loss_of_each_kind_is_negative(name: str) -> None:
     """So that one scaled by its absolute value fails."""
     (chosen,) = (case for case in CASES if case.name == name)
-    folder = cells.prepare(PROGRAM, chosen, tmp_path)
-    case = read_case(folder / "inputs.safetensors")
-    (upstream,) = case.upstream("loss")
+    (upstream,) = chosen.draw().case.upstream("loss")
     assert upstream < -0.1
 
 
 @pytest.mark.parametrize("chosen", POLICY, ids=lambda case: case.name)
-def test_every_branch_has_tokens(chosen: AuditCase, tmp_path: Path) -> None:
+def test_every_branch_has_tokens(chosen: AuditCase) -> None:
     """A table: for either sign of the advantage, how many tokens lie on each side of each bound."""
-    case = read_case(cells.prepare(PROGRAM, chosen, tmp_path) / "inputs.safetensors")
+    case = chosen.draw().case
     ratio, kind = ratios(case), case.options.get("kind", "clip")
     advantage = np.repeat(case.tensors["advantages"], case.seq_len)
     limits = bounds(case.options)
@@ -113,21 +105,17 @@ def test_every_branch_has_tokens(chosen: AuditCase, tmp_path: Path) -> None:
         ("linear-policy/grpo", "epsilon_low", 1e9),
     ],
 )
-def test_a_loss_that_forgets_a_bound_fails(
-    name: str, forgotten: str, to: Any, tmp_path: Path
-) -> None:
+def test_a_loss_that_forgets_a_bound_fails(name: str, forgotten: str, to: Any) -> None:
     from tileloss.tools.implementations.torch_losses import eager_float32
 
     (chosen,) = (case for case in POLICY if case.name == name)
-    folder = cells.prepare(PROGRAM, chosen, tmp_path)
-    case = read_case(folder / "inputs.safetensors")
+    drawn = chosen.draw()
+    case = drawn.case
     # It stays where it is without epsilon_low.
     options = {"epsilon_high": case.options.get("epsilon_low", 0.2), **case.options}
     for planted in (False, True):
         changed = options | ({forgotten: to} if planted else {})
         given = {name: value for name, value in changed.items() if value is not None}
         returned = eager_float32(replace(case.with_numbers(), options=given))
-        outputs = folder / "outputs.safetensors"
-        write_tensors(outputs, prepare(case, returned))
-        verdict = cells.judge(PROGRAM, "judge", folder, ["--outputs", str(outputs)])
+        verdict = cells.judged(drawn, prepare(case, returned))
         assert verdict["status"] == ("failed" if planted else "pass"), verdict

@@ -14,9 +14,10 @@ import pytest
 
 import tileloss
 from tileloss.tools import trackers
+from tileloss.tools.children import SECRETS
 from tileloss.tools.command import run
 from tileloss.tools.config import Config
-from tileloss.tools.program import SECRETS, run_program
+from tileloss.tools.program import run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = tileloss.library_path().with_name("tileloss")

@@ -19,7 +19,7 @@ import tileloss
 import tileloss.jax as tileloss_jax
 from tileloss.jax import cross_entropy, logprobs
 from tileloss.jax._sweeps.library import is_built
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 from tileloss.tools.case_file import read_case, write_tensors
 from tileloss.tools.command import run
 

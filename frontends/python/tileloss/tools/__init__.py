@@ -10,38 +10,19 @@ implementations/  who can compute a case: torch, TRL, Liger, optax, ... and func
 report/         a page of result lines
 
 config.py       the keys of a config that the compiled program leaves to this package
+children.py     what child processes are not to have, and when they end
 program.py      the compiled program as a child
 results.py      result files
 files.py        where an output may go, and whole files
 printable.py    text from outside as messages show it; tables; "did you mean"
 progress.py     how far the work is
 trackers.py     result lines to wandb, Trackio, TensorBoard
-case.py         a case, and helpers for implementations
 case_file.py    its tensors in safetensors files
-outputs.py      what an implementation returned, as the judge reads it
 models.py       what a causal LM hands to its loss
 model_case.py   a case of that
 architectures.py  full-size models by name, for random weights
 jax_bench.py    the bench's inputs and steps in JAX
 timing.py       time and peak memory of a call
 
-The compiled program draws the inputs, holds the outputs against the oracle and measures the roofs; nothing is judged here.
+Nothing is judged here: tileloss.testing has the cases and the judge.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tileloss.tools.case import Case, Refused
-
-__all__ = ["Case", "Refused"]
-
-
-def __getattr__(name: str) -> Any:
-    """Case and Refused need numpy, which the command does not before it knows what it is to do."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tileloss.tools import case
-
-    return getattr(case, name)

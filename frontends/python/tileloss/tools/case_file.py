@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tileloss.testing._judge import DTYPES, Tensors
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 from tileloss.tools.files import kind_of, naming, whole_file
 from tileloss.tools.printable import shown
 

@@ -117,8 +117,8 @@ def _check(job: _Job, name: str, options: argparse.Namespace, folder: Path) -> i
     if written := run_program(job.program, write, is_silent=True):
         return written
 
+    from tileloss.testing.outputs import Missing, prepare
     from tileloss.tools.case_file import read_case, write_tensors
-    from tileloss.tools.outputs import Missing, prepare
 
     described = read_case(inputs)
     returned, producer = _compute(described, name, options.implementation)
@@ -140,9 +140,9 @@ def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None
 
         return own.through_jax(case, variant), own.jax_producer(variant)
 
-    from tileloss.tools.case import Refused
+    from tileloss.testing.case import Refused
+    from tileloss.testing.outputs import describe
     from tileloss.tools.implementations import load
-    from tileloss.tools.outputs import describe
 
     implementation = load(name)
     try:

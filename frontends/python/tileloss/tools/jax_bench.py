@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tileloss._core.functions import FUNCTIONS
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 from tileloss.tools.implementations.own import Call, jax_call
 from tileloss.tools.timing import Timed, peak_bytes, time_in_turns
 

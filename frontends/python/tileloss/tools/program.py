@@ -1,32 +1,17 @@
-"""The compiled program as a child: its result lines as they come, and an environment without secrets."""
+"""The compiled program as a child: its result lines as they come."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+from tileloss.tools.children import end_with_parent, without_secrets
 
 Line = dict[str, Any]
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """In a child: a signal that reaches its parent before it knows of the child ends both."""
-    _libc.prctl(_PR_SET_PDEATHSIG, by)
-
-
-def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For children, none of which needs one."""
-    return {name: value for name, value in environment.items() if name not in SECRETS}
 
 
 def run_program(

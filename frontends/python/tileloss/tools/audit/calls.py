@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tileloss.tools.case import Case
-from tileloss.tools.outputs import prepare, to_numpy
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import prepare, to_numpy
 
 TIMES = 12
 _MATRICES = ("logits", "hidden")

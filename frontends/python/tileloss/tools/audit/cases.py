@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from tileloss.tools.case_file import write_tensors
+from tileloss.testing._drawn import GIVEN, Drawn, draw, usual
 
 Settings = dict[str, Any]
 DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -26,18 +24,14 @@ class AuditCase(NamedTuple):
     calls: str = ""  # how often, and with what, an implementation is called: calls.py
     judged: tuple[str, ...] = ()  # the outputs that the judge sees; all
 
-    def write_config(self, folder: Path) -> Path:
-        """The config as a file there, its tensors beside it where they are not gradcheck's to draw."""
-        settings = dict(self.settings)
+    def draw(self) -> Drawn:
+        settings, given = dict(self.settings), None
         if self.logits is not None:
-            tensors = folder / "tensors.safetensors"
-            write_tensors(tensors, _draw(settings, self.logits))
+            given = _draw(settings, self.logits)
             for key in ("ignore_prob", "dtype", "vocab_size"):
                 settings.pop(key, None)
-            settings["source"] = {"kind": "safetensors", "path": str(tensors)}
-        path = folder / "config.yaml"
-        path.write_text(json.dumps(settings))  # JSON is YAML
-        return path
+            settings["source"] = {"kind": "safetensors", "path": GIVEN}
+        return draw(self.name, settings, given)
 
 
 def _draw(
@@ -65,26 +59,9 @@ def _masked_columns(logits: np.ndarray, labels: np.ndarray) -> None:
     logits[..., logits.shape[-1] // 2 :: 3] = -np.inf
 
 
-# A float32 gradient may be eight times as far off as gradcheck allows: a log-softmax in plain float32 needs four.
 # Float32 unless the dtype is the point: a loss that rounds to bfloat16 shows in few cases, and hides nothing in the others.
-_LOGITS: Settings = {
-    "batch_size": 2, "seq_len": 16, "vocab_size": 1000, "dtype": "fp32", "seed": 3, "ignore_prob": 0.2,
-    "source": {"kind": "synthetic", "distribution": "normal", "std": 3}, "outputs": [],
-    "tolerances": {"ulp": 8},
-}  # fmt: skip
 _LOW: Settings = {"tolerances": {"ulp": 1}}
 BF16: Settings = {"dtype": "bf16", **_LOW}
-_HIDDEN: Settings = _LOGITS | {
-    "level": "linear", "hidden_size": 32, "vocab_size": 447, "dhead_dtype": "head",
-    "source": {"kind": "synthetic", "std": 3}, "tolerances": {},
-}  # fmt: skip
-# So far from old_logp, and from this seed, every branch of every kind has tokens: below, within and above the bounds for either
-# sign of the advantage, and an advantage of 0 (tests/python/test_audit_policy.py counts them).
-_POLICY: Settings = {
-    "loss": "policy_loss", "batch_size": 16, "seq_len": 8, "mask_prob": 0.1, "old_logp_noise_scale": 0.3, "seed": 4,
-}  # fmt: skip
-
-
 # One that is below 0, as of a loss that is subtracted: a gradient scaled by its absolute value has to fail.
 _NEGATIVE: Settings = {"upstream": "random", "seed": 7}
 
@@ -93,34 +70,31 @@ def drawn(distribution: str, **more: Any) -> Settings:
     return {"kind": "synthetic", "distribution": distribution, **more}
 
 
-def _family(prefix: str, usual: Settings) -> Callable[..., AuditCase]:
+def _family(prefix: str, common: Settings) -> Callable[..., AuditCase]:
     def case(
         name: str, shows: str, preset: str = "", backwards: int = 1, **settings: Any
     ) -> AuditCase:
         settings |= {"preset": preset} if preset else {}
-        return AuditCase(f"{prefix}/{name}", shows, {**usual, **settings}, backwards)
+        return AuditCase(f"{prefix}/{name}", shows, {**common, **settings}, backwards)
 
     return case
 
 
-_ROWS: Settings = {"loss": "logprobs", "outputs": ["logp"], "upstream": "per_row"}
 KL: Settings = {"beta": 0.1, "ref_logp_noise_scale": 0.2}
-CROSS_ENTROPY: Settings = {**_LOGITS, "loss": "cross_entropy"}
-LOGPROBS: Settings = _LOGITS | _ROWS
-POLICY: Settings = _LOGITS | _POLICY
-LINEAR: Settings = {**_HIDDEN, "loss": "cross_entropy"}
-LINEAR_LOGPROBS: Settings = _HIDDEN | _ROWS
-LINEAR_POLICY: Settings = _HIDDEN | _POLICY
+CROSS_ENTROPY: Settings = usual("cross_entropy")
+LOGPROBS: Settings = usual("logprobs")
+POLICY: Settings = usual("policy_loss")
+LINEAR: Settings = usual("linear_cross_entropy")
+LINEAR_LOGPROBS: Settings = usual("linear_logprobs")
+LINEAR_POLICY: Settings = usual("linear_policy_loss")
 DISTILLATION: Settings = {
-    **_LOGITS,
-    "loss": "distillation",
+    **usual("distillation"),
     "source": drawn("normal", std=3, teacher="near"),
 }
-SOFT: Settings = {**_LOGITS, "loss": "soft_cross_entropy",
+SOFT: Settings = {**usual("soft_cross_entropy"),
                   "source": drawn("normal", std=3, special_rows=["doubled"])}  # fmt: skip
 SPARSE: Settings = {
-    **_LOGITS,
-    "loss": "sparse_distillation",
+    **usual("sparse_distillation"),
     "source": drawn("normal", std=3, teacher_columns=8),
 }
 _ce = _family("ce", CROSS_ENTROPY)
@@ -139,7 +113,7 @@ CASES = (
     _ce("large", "logits with a deviation of 30", source=drawn("wide"), expect_mostly_zero=True),
     _ce("spike", "the last class 80 above the rest", source=drawn("spike_last"), expect_mostly_zero=True),
     AuditCase("ce/minus-inf", "columns of -inf beside finite labels",
-              {**_LOGITS, "loss": "cross_entropy"}, logits=_masked_columns),
+              CROSS_ENTROPY, logits=_masked_columns),
     _ce("sum", "reduction sum, a negative upstream gradient", reduction="sum", **_NEGATIVE),
     _ce("none", "a loss and an upstream gradient a row", reduction="none", upstream="per_row"),
     _ce("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1, expect_mostly_zero=True),
@@ -185,7 +159,7 @@ CASES = (
     _linear("class-weights", "a weight a class", class_weights="random"),
     _linear("z-loss", "1e-3 lse^2", z_loss=1e-3),
     _linear("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1),
-    _linear("logprobs", "log-probabilities, an upstream gradient a row", **_ROWS),
+    _linear("logprobs", "log-probabilities, an upstream gradient a row", **LINEAR_LOGPROBS),
     _linear_policy("grpo", "clipped ratios, some tokens masked, a negative upstream gradient", "grpo", **_NEGATIVE),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),
     _linear_policy("dapo-kl", "num_items, with a KL term", "dapo", epsilon_high=0.28, num_items=40, **KL),

@@ -1,24 +1,25 @@
-"""The cells of the audit's table: a case's inputs, an implementation's outputs, and the program's verdict on them."""
+"""The cells of the audit's table: a case, an implementation's outputs, and the verdict on them."""
 
 from __future__ import annotations
 
 import fnmatch
-import json
-import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tileloss
+from tileloss.testing._drawn import Drawn, Report
+from tileloss.testing._judge import Crashed, JudgeError, Tensors
 from tileloss.tools.audit.bugs import BUGS
 from tileloss.tools.audit.bugs.likeness import look
 from tileloss.tools.audit.cases import CASES, AuditCase
 from tileloss.tools.audit.child import Child
+from tileloss.tools.case_file import read_tensors, write_case
 from tileloss.tools.implementations import NATIVE
 from tileloss.tools.implementations.contract import tileloss_contract
 from tileloss.tools.printable import did_you_mean
-from tileloss.tools.program import without_secrets
 from tileloss.tools.progress import Progress
 
 EVERY = (*CASES, *(bug.case for bug in BUGS.values()))
@@ -26,49 +27,48 @@ _USAGE = 2
 Line = dict[str, Any]
 
 
-def chosen(patterns: tuple[str, ...] | None, argument: str = "--case") -> list[AuditCase]:
+class Prepared(NamedTuple):
+    case: AuditCase
+    drawn: Drawn
+    inputs: Path  # the drawn case as a child reads it
+
+
+def chosen(patterns: tuple[str, ...] | None) -> list[AuditCase]:
     if patterns is None:
         return list(EVERY)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in EVERY):
             near = did_you_mean(pattern, [case.name for case in EVERY])
-            raise ValueError(f"{argument}: no case matches {pattern}; --list shows them{near}")
+            raise ValueError(f"--case: no case matches {pattern}; --list shows them{near}")
     return [c for c in EVERY if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
 
 
 def cells(
-    program: Path,
     name: str,
-    prepared: list[tuple[AuditCase, Path]],
+    prepared: list[Prepared],
     seconds: float,
     progress: Progress,
     device: str,
     python: Path | None = None,
 ) -> Iterator[Line]:
-    """A line for each case, whose folder has its config and its inputs. ``python``: whose packages the implementation has."""
+    """A line for each case. ``python``: whose packages the implementation has."""
     with Child(name, seconds, python=python, device=device) as child:
-        for case, folder in prepared:
-            progress.step(f"{name} {case.name}")
-            yield cell(program, child, case, folder)
+        for each in prepared:
+            progress.step(f"{name} {each.case.name}")
+            yield cell(child, each)
 
 
-def cell(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
-    """The line of the child's implementation, or of the program's own kernels, which need no child."""
-    begin = time.monotonic()
+def cell(child: Child, prepared: Prepared) -> Line:
+    """The line of the child's implementation, or of the library's own kernels, which need no child."""
+    begin, package = time.monotonic(), f"tileloss {tileloss.__version__}"
     if child.name == NATIVE:
-        package = f"tileloss {tileloss.__version__}"
-        # Guard pages, inputs that cannot be written to and outputs full of NaN, where calls are what is checked.
-        strict = ["--strict"] if case.calls else []
-        where = strict if child.device == "cpu" else [f"--device={child.device}"]
-        verdict = judge(program, "gradcheck", folder, where)
+        found = native(prepared, child.device, child.seconds)
+        found["contract"] = tileloss_contract(child.device)
     else:
-        verdict = _child_verdict(program, child, case, folder)
-        package = child.package
-    like = None if child.name == NATIVE else _likeness(case, folder, verdict)
+        found = _of_child(child, prepared)
+        package, found["contract"] = child.package, child.contract
     seconds = round(time.monotonic() - begin, 3)
-    contract = tileloss_contract(child.device) if child.name == NATIVE else child.contract
-    own = {"contract": contract, "looks_like": like}
-    return _line(child.name, package, case, device=child.device, **own, **verdict, seconds=seconds)
+    return _line(child.name, package, prepared.case, device=child.device, **found, seconds=seconds)
 
 
 def not_installed(name: str, case: AuditCase, message: str) -> Line:
@@ -84,11 +84,41 @@ def _line(name: str, package: str, case: AuditCase, **found: Any) -> Line:
     return usual | found
 
 
-def _child_verdict(program: Path, child: Child, case: AuditCase, folder: Path) -> Line:
-    outputs = folder / "outputs.safetensors"
+def prepare(case: AuditCase, folder: Path) -> Prepared:
+    drawn = case.draw()
+    inputs = folder / f"{case.name.replace('/', '-')}.safetensors"
+    write_case(inputs, drawn.case)
+    return Prepared(case, drawn, inputs)
+
+
+def native(prepared: Prepared, device: str, seconds: float) -> Line:
+    """The verdict on the library's own kernels. Where calls are what is checked they run on guard pages too, with inputs that
+    cannot be written to and outputs full of NaN."""
+    strict = bool(prepared.case.calls) and device == "cpu"
+    try:
+        return _verdict(prepared.drawn.checked(strict, device, seconds))
+    except Crashed as error:
+        how = str(error) if error.signal is None else f"signal {signal.Signals(error.signal).name}"
+        return {"status": "crashed", "message": how}
+    except TimeoutError:
+        return {"status": "timeout", "message": f"no answer in {seconds:g} s"}
+
+
+def judged(drawn: Drawn, outputs: Tensors) -> Line:
+    """The verdict on outputs: the first gate that failed, the others in the message."""
+    try:
+        return _verdict(drawn.judged(outputs))
+    except JudgeError as error:
+        if error.code != _USAGE:  # the settings were good enough to draw the case
+            raise
+        return {"status": "failed", "gate": "outputs", "message": str(error)}
+
+
+def _of_child(child: Child, prepared: Prepared) -> Line:
+    case, outputs = prepared.case, prepared.inputs.with_suffix(".outputs")
     outputs.unlink(missing_ok=True)
     answer = child.ask(
-        inputs=str(folder / "inputs.safetensors"),
+        inputs=str(prepared.inputs),
         outputs=str(outputs),
         backwards=case.backwards,
         calls=case.calls,
@@ -96,61 +126,27 @@ def _child_verdict(program: Path, child: Child, case: AuditCase, folder: Path) -
     )
     if answer["status"] == "usage":
         raise ValueError(answer["message"])
-    if answer["status"] != "done":
-        return {key: answer[key] for key in ("status", "gate", "message") if key in answer}
-    return judge(program, "judge", folder, ["--outputs", str(outputs)])
+    found: Tensors = {}
+    if answer["status"] == "done":
+        found = read_tensors(outputs)
+        verdict = judged(prepared.drawn, found)
+    else:
+        verdict = {key: answer[key] for key in ("status", "gate", "message") if key in answer}
+    if verdict["status"] == "failed":
+        verdict["looks_like"] = look(case, prepared.drawn.case, found, verdict["gate"])
+    return verdict
 
 
-def _likeness(case: AuditCase, folder: Path, verdict: Line) -> str | None:
-    if verdict["status"] != "failed":
-        return None
-    inputs, outputs = folder / "inputs.safetensors", folder / "outputs.safetensors"
-    return look(case, inputs, outputs, str(verdict.get("gate")))
-
-
-def judge(program: Path, tool: str, folder: Path, arguments: list[str]) -> Line:
-    """The verdict of the program: the first gate that failed, the others in the message."""
-    results = folder / "results.jsonl"
-    results.unlink(missing_ok=True)
-    command = [str(program), tool, "--config", str(folder / "config.yaml"), *arguments]
-    done = _run([*command, f"--set=output={results}"])
-    if done.returncode == 0:
+def _verdict(report: Report) -> Line:
+    if report.passed:
         return {"status": "pass"}
-    if done.returncode == _USAGE and arguments:  # the config was good enough to draw the inputs
-        return {"status": "failed", "gate": "outputs", "message": _last_line(done.stderr)}
-    if done.returncode != 1:
-        raise RuntimeError(
-            f"{tool} of the program: exit code {done.returncode}: {_last_line(done.stderr)}"
-        )
-    gates = json.loads(results.read_text())["gates"]
-    first, *others = [gate for gate in gates if not gate["pass"]]
+    first, *others = report.failures
+    gates = {gate["name"]: gate for gate in report.line["gates"]}
+    gate = gates.get(first, {"value": None, "limit": None})  # guard pages are none
     return {
         "status": "failed",
-        "gate": first["name"],
-        "value": first["value"],
-        "limit": first["limit"],
-        "message": ", ".join(gate["name"] for gate in others) or None,
+        "gate": first,
+        "value": gate["value"],
+        "limit": gate["limit"],
+        "message": ", ".join(others) or None,
     }
-
-
-def prepare(program: Path, case: AuditCase, parent: Path) -> Path:
-    """A folder with the case's config and inputs."""
-    folder = parent / case.name.replace("/", "-")
-    folder.mkdir()
-    config = case.write_config(folder)
-    write = ["judge", "--config", str(config), "--write-inputs", str(folder / "inputs.safetensors")]
-    done = _run([str(program), *write])
-    if done.returncode:
-        raise RuntimeError(f"case {case.name}: {_last_line(done.stderr)}")
-    return folder
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, env=without_secrets(), check=False
-    )
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""

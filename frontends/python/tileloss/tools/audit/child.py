@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import tileloss
+from tileloss.tools.children import without_secrets
 from tileloss.tools.implementations.contract import Contract
-from tileloss.tools.program import without_secrets
 
 _PACKAGE = Path(tileloss.__file__).parents[1]
 

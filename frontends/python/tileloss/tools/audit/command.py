@@ -1,4 +1,4 @@
-"""`tileloss audit`: a list of cases against a list of implementations, each in a process of its own, judged by the program."""
+"""`tileloss audit`: a list of cases against a list of implementations, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tileloss.tools import arguments
-from tileloss.tools.audit.cases import AuditCase
-from tileloss.tools.audit.cells import EVERY, Line, cells, chosen, not_installed, prepare
+from tileloss.tools.audit.cells import (
+    EVERY,
+    Line,
+    Prepared,
+    cells,
+    chosen,
+    not_installed,
+    prepare,
+)
 from tileloss.tools.audit.releases import changes, environment_of, parse
 from tileloss.tools.audit.table import print_invariance, print_list, print_releases, print_table
 from tileloss.tools.implementations import KNOWN, NAMES, NATIVE, check_name, needs_gpu
@@ -101,17 +108,15 @@ def run(program: Path, options: argparse.Namespace) -> int:
     ):
 
         def found() -> Iterator[Line]:
-            prepared = [(case, prepare(program, case, Path(folder))) for case in cases]
+            prepared = [prepare(case, Path(folder)) for case in cases]
             if options.versions is not None:
                 for version in releases.versions:
                     yield from _release_lines(
-                        program, releases.package, version, prepared, options, progress
+                        releases.package, version, prepared, options, progress
                     )
                 return
             for name in options.impl:
-                yield from cells(
-                    program, name, prepared, options.time_limit, progress, options.device
-                )
+                yield from cells(name, prepared, options.time_limit, progress, options.device)
 
         lines = _written(found(), options)
     if not options.json:
@@ -122,10 +127,9 @@ def run(program: Path, options: argparse.Namespace) -> int:
 
 
 def _release_lines(
-    program: Path,
     package: str,
     version: str,
-    prepared: list[tuple[AuditCase, Path]],
+    prepared: list[Prepared],
     options: argparse.Namespace,
     progress: Progress,
 ) -> Iterator[Line]:
@@ -136,11 +140,11 @@ def _release_lines(
     try:
         python = environment_of(package, version, options.beside)
     except RuntimeError as error:
-        for case, _ in prepared:
-            yield not_installed(name, case, str(error)) | own
+        for each in prepared:
+            yield not_installed(name, each.case, str(error)) | own
         return
     more = (options.time_limit, progress, options.device, python)
-    for line in cells(program, name, prepared, *more):
+    for line in cells(name, prepared, *more):
         yield line | own
 
 

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 
 import tileloss
+from tileloss.testing.case import Case
 from tileloss.tools.audit.child import Child, environment
-from tileloss.tools.case import Case
 from tileloss.tools.case_file import read_tensors, write_case
 from tileloss.tools.implementations import KNOBS
 from tileloss.tools.implementations.contract import Contract

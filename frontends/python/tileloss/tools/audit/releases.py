@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tileloss.tools.children import without_secrets
 from tileloss.tools.implementations import KNOWN
-from tileloss.tools.program import without_secrets
 
 _BAD = ("failed", "crashed", "timeout")
 

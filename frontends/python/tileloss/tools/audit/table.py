@@ -49,8 +49,12 @@ def print_table(lines: Sequence[Mapping[str, Any]]) -> None:
         own = [line for line in lines if line["implementation"] == name]
         package = own[-1]["package"] if own[-1]["package"] != name else "no version"
         print(f"{name}: {_counts(own)} ({package})")
-    print("\nbits depend on, as declared:")
-    print_columns(["implementation", ""], [[n, in_words(_contract(lines, n))] for n in names])
+    contracts = {name: _contract(lines, name) for name in names}
+    if any(contracts.values()):
+        print(
+            "\nWhat the bits of results depend on besides the case, as implementations declare it:"
+        )
+        print_columns(["implementation", ""], [[n, in_words(x)] for n, x in contracts.items()])
 
 
 def _contract(lines: Sequence[Mapping[str, Any]], name: str) -> Any:

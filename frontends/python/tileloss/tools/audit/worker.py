@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tileloss.tools.children import end_with_parent
 from tileloss.tools.implementations import hide_gpus
-from tileloss.tools.program import end_with_parent
 
 
 def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
@@ -32,8 +32,8 @@ def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 
+    from tileloss.testing.outputs import describe
     from tileloss.tools.implementations import NotInstalled, load
-    from tileloss.tools.outputs import describe
 
     try:
         implementation = load(name, device)
@@ -49,10 +49,10 @@ def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
 
 
 def _answer(implementation: Any, request: dict[str, Any], device: str) -> dict[str, Any]:
+    from tileloss.testing.case import Refused
+    from tileloss.testing.outputs import Missing, describe, prepare
     from tileloss.tools.audit.calls import Misbehaved, call
-    from tileloss.tools.case import Refused
     from tileloss.tools.case_file import read_case, write_tensors
-    from tileloss.tools.outputs import Missing, describe, prepare
 
     case = read_case(Path(request["inputs"]))
     case = replace(

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tileloss
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
+from tileloss.testing.outputs import describe
 from tileloss.tools.implementations.contract import Contract, declared, tileloss_contract
-from tileloss.tools.outputs import describe
 from tileloss.tools.printable import did_you_mean
 
-NATIVE = "tileloss"  # the C++ kernels, which the compiled program runs by itself
+NATIVE = "tileloss"  # the C++ kernels, which the judge runs by itself
 Compute = Callable[[Case], Any]
 
 
@@ -121,7 +121,7 @@ def hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def check_name(name: str, argument: str = "--impl") -> None:
+def check_name(name: str) -> None:
     """Raises ValueError for a name that is neither known nor of the form module:function or FILE.py:function, and where there is
     no such module or file, as far as that is known without importing it."""
     if name in NAMES:
@@ -129,17 +129,17 @@ def check_name(name: str, argument: str = "--impl") -> None:
     place, colon, _ = name.rpartition(":")
     if not colon:
         raise ValueError(
-            f"{argument}: expected one of {', '.join(NAMES)}, or module:function, got {name}{did_you_mean(name, NAMES)}"
+            f"--impl: expected one of {', '.join(NAMES)}, or module:function, got {name}{did_you_mean(name, NAMES)}"
         )
     if place.endswith(".py"):
         if not Path(place).is_file():
-            raise ValueError(f"{argument}: expected a Python file, got {place}")
+            raise ValueError(f"--impl: expected a Python file, got {place}")
         return
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     package = place.partition(".")[0]
     if not package or importlib.util.find_spec(package) is None:
-        raise ValueError(f"{argument} {name}: there is no module {place}")
+        raise ValueError(f"--impl {name}: there is no module {place}")
 
 
 def load(name: str, device: str = "cpu") -> Implementation:

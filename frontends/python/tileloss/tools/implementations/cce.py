@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from cut_cross_entropy import linear_cross_entropy
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 
 
 def compute(case: Case) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")
 _LOSSES = ("cross_entropy", "linear_cross_entropy")

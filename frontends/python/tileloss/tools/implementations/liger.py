@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 from tileloss.tools.implementations.loss_types import OPTIONS, trl_arguments
 from tileloss.tools.implementations.signatures import taken
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 
 OPTIONS = (
     "kind", "ratio_level", "aggregation", "epsilon_low", "epsilon_high", "delta", "tau_pos", "tau_neg", "vespo_k_pos",

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tileloss._core.functions import FLAG, FUNCTIONS
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 
 if TYPE_CHECKING:
     from jax import Array
 
-# What a public function takes by position, in this order, of the tensors that a case has; class probabilities stand where labels
-# stand. The others are named as in tileloss_args, but for those of `renamed`.
-_POSITIONAL = (
-    "logits", "hidden", "head", "teacher_logits", "teacher_hidden", "teacher_head", "teacher_ids", "teacher_logprobs",
-    "target_probs", "labels", "advantages",
-)  # fmt: skip
 _HEADS = ("head", "teacher_head")
 
 
@@ -52,21 +46,17 @@ class Call:
         self.case, self.front_end, self.get, self.more = case, front_end, get, more
         self.described = FUNCTIONS[case.function]
         self.is_linear = self.described.is_linear
-        self.tensors = [name for name in case.tensors if not name.endswith("_grad")]
-        if "target_probs" in self.tensors:
-            self.tensors.remove("labels")
         # Row outputs that the function itself returns: those of distillation, and where it is no loss those with a gradient.
         self.own_rows = [] if self.described.is_loss else case.differentiated
-        if any(name.startswith("teacher_") for name in self.tensors):
+        if any(name.startswith("teacher_") for name in case.tensors):
             fields = front_end.module.DistillationRows._fields
             self.own_rows = [name for name in case.outputs if name in fields]
 
     def outputs(self) -> dict[str, Any]:
         """By name what the case's function returns: loss, metrics, its own row outputs."""
         function = self.front_end.function(self.case.function.replace("soft_", ""))
-        arguments = [self._shaped(name) for name in _POSITIONAL if name in self.tensors]
-        named = [name for name in self.tensors if name not in _POSITIONAL]
-        keywords = self._named(named) | self._options() | self.more
+        arguments, named = self.case.arguments(self.get)
+        keywords = self._renamed(named) | self._options() | self.more
         if not self.described.is_loss:
             return self._rows(function, arguments, self.own_rows, keywords)
         # Made in the forward, a gradient of 16 bits would be rounded once more where it is scaled.
@@ -90,8 +80,9 @@ class Call:
         package, case = self.front_end.package, self.case
         used = package.asarray(case.in_use, **self.front_end.placed)
         labels = package.where(used, self.get("labels"), case.ignore_index)
-        operands = [self.get(n) for n in ("logits", "hidden", "head") if n in self.tensors]
-        keywords = self._named({"bias"} & set(self.tensors)) | options | self.more
+        operands = [self.get(n) for n in ("logits", "hidden", "head") if n in case.tensors]
+        bias = {"bias": self.get("bias")} if "bias" in case.tensors else {}
+        keywords = self._renamed(bias) | options | self.more
         asked = [n for n in case.outputs if n not in self.own_rows]
         return self._rows(self.front_end.function(name), [*operands, labels], asked, keywords)
 
@@ -101,19 +92,9 @@ class Call:
         found = function(*arguments, outputs=asked, **keywords) if asked else None
         return {name: getattr(found, name) for name in asked}
 
-    def _shaped(self, name: str) -> Any:
-        """A policy loss finds its sequences by the leading dimensions, where no offsets name them."""
-        array, case = self.get(name), self.case
-        if not self.described.metrics or "sequence_offsets" in case.tensors:
-            return array
-        shape = (case.batch_size, case.seq_len)
-        if name in ("logits", "hidden"):
-            return array.reshape(*shape, -1)
-        return array.reshape(shape) if name == "labels" else array
-
-    def _named(self, names: Iterable[str]) -> dict[str, Any]:
+    def _renamed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         renamed = self.front_end.renamed
-        return {renamed.get(name, name): self.get(name) for name in names}
+        return {renamed.get(name, name): array for name, array in arguments.items()}
 
     def _options(self) -> dict[str, Any]:
         options = dict(self.case.options)
@@ -131,7 +112,7 @@ def through_torch(case: Case) -> dict[str, Any]:
     import tileloss.torch
     from tileloss.torch._call import ARGUMENT_NAMES
 
-    case = _as_users_give_it(case)
+    case = case.for_call()
     front_end = FrontEnd(tileloss.torch, torch, ARGUMENT_NAMES, {"device": case.device})
     call = Call(case, front_end, case.torch)
     if call.is_linear:
@@ -150,7 +131,7 @@ def through_jax(case: Case, implementation: str | None = None) -> dict[str, Any]
 
     if "shards" in case.knobs:
         return _over_shards(case, case.knobs["shards"])
-    case = _as_users_give_it(case)
+    case = case.for_call()
     is_transposed = case.head_layout == "hv"
     if is_transposed:
         heads = {name: case.tensors[name].T for name in _HEADS if name in case.tensors}
@@ -188,17 +169,6 @@ def jax_producer(implementation: str | None) -> str:
 
     how = implementation or "with its own choice"
     return f"tileloss.jax {how}, jax {jax.__version__}, {jax.default_backend()}"
-
-
-def _as_users_give_it(case: Case) -> Case:
-    """With a bias where its gradient is asked for. Class probabilities go without labels: the mask has the rows that these leave
-    out."""
-    tensors = case.tensors
-    if "target_probs" in tensors and not case.in_use.all():
-        tensors = tensors | {"mask": case.in_use.astype(np.float32)}
-    if "dbias" in case.gradients and "bias" not in tensors:
-        tensors = tensors | {"bias": np.zeros(len(tensors["head"]), np.float32)}
-    return replace(case, tensors=tensors, _handed_out={})
 
 
 def _over_shards(case: Case, count: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tileloss.tools.case import Refused
+from tileloss.testing.case import Refused
 
 
 def taken(function: Callable[..., Any], usual: dict[str, Any], **arguments: Any) -> dict[str, Any]:

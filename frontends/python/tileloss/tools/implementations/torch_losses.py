@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 from tileloss.tools.implementations import torch_policy
 
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 
 TENSORS = ("advantages", "old_logp", "ref_logp", "mask")
 OPTIONS = (

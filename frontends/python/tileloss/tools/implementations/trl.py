@@ -15,7 +15,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer import utils
 
-from tileloss.tools.case import Case, Refused
+from tileloss.testing.case import Case, Refused
 from tileloss.tools.implementations.loss_types import OPTIONS, trl_arguments
 
 _HEAD = ("softcap", "logit_scale")

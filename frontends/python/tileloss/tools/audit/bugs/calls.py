@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from tileloss.testing.case import Case
 from tileloss.tools.audit.bugs.right import Right
 from tileloss.tools.audit.bugs.table import Outputs, bug
 from tileloss.tools.audit.cases import CROSS_ENTROPY, LINEAR, LOGPROBS
-from tileloss.tools.case import Case
 
 _KEPT: dict[Any, Any] = {}  # what these keep between calls, for as long as the process lives
 

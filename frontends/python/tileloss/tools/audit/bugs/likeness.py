@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from tileloss.testing.case import Case, Refused
+from tileloss.testing.outputs import Missing, prepare
 from tileloss.tools.audit.bugs import BUGS
 from tileloss.tools.audit.bugs.calls import zeros
 from tileloss.tools.audit.cases import AuditCase
-from tileloss.tools.case import Case, Refused
-from tileloss.tools.case_file import read_case, read_tensors
-from tileloss.tools.outputs import Missing, prepare
 
 NOTHING = 2e-6  # relative: what float32 arithmetic is off by
 NEAR = 0.2  # of what an output is off by may be left when the planted one is taken off
@@ -20,17 +19,16 @@ OTHERS = 0.9  # the same of its other outputs, where rounding comes to it
 Arrays = dict[str, np.ndarray]
 
 
-def look(case: AuditCase, inputs: Path, outputs: Path, gate: str) -> str | None:
-    """ "linkedin/Liger-Kernel#1329: ..." for what an implementation returned and the first gate that failed; None where no bug
-    is like it."""
+def look(case: AuditCase, drawn: Case, found: Mapping[str, np.ndarray], gate: str) -> str | None:
+    """ "linkedin/Liger-Kernel#1329: ..." for what an implementation returned of a drawn case and the first gate that failed;
+    None where no bug is like it."""
     if gate.startswith("calls/"):
         return next(bug.looks_like for bug in BUGS.values() if f"calls/{bug.case.calls}" == gate)
-    given = replace(read_case(inputs), backwards=case.backwards).with_numbers()
+    given = replace(drawn, backwards=case.backwards).with_numbers()
     right = _right(given)
     if right is None:
         return None
-    failed, _, what = gate.removeprefix("per_").partition("/")
-    found = {} if what == "missing" else read_tensors(outputs)
+    failed = gate.removeprefix("per_").partition("/")[0]
     likely = []
     for bug in BUGS.values():
         if bug.case.calls:
@@ -70,7 +68,9 @@ def _right(case: Case) -> Arrays | None:
     return None
 
 
-def _distance(failed: str, right: Arrays, found: Arrays, planted: Arrays) -> float:
+def _distance(
+    failed: str, right: Arrays, found: Mapping[str, np.ndarray], planted: Arrays
+) -> float:
     """Of the output that failed, the share of its error that is left when the bug's is taken off; inf where another output is
     off and the bug says nothing of it, or the other way round."""
     shares = {

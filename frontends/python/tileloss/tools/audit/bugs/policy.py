@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from tileloss.testing.case import Refused
 from tileloss.tools.audit.bugs.right import Array, Right
 from tileloss.tools.audit.bugs.table import bug
 from tileloss.tools.audit.cases import KL, LINEAR_POLICY, POLICY
-from tileloss.tools.case import Refused
 
 
 class Policy(Right):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 
 Array = np.ndarray
 TILE = 128  # columns of a tile, where a bug has tiles

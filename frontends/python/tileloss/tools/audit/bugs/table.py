@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tileloss.testing.case import Case
 from tileloss.tools.audit.cases import AuditCase, Settings
-from tileloss.tools.case import Case
 
 Outputs = dict[str, Any]
 _CASE_FIELDS = ("backwards", "logits", "calls", "judged")  # in AuditCase, beside the config

@@ -12,7 +12,7 @@ import numpy as np
 
 from tileloss._core.slots import SLOTS
 from tileloss._core.structs import INT64, UINT8
-from tileloss.tools.case import Case
+from tileloss.testing.case import Case
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _GRADIENTS = ("dlogits", "dhidden", "dhead")
@@ -41,6 +41,11 @@ def prepare(case: Case, returned: Any) -> dict[str, np.ndarray]:
     for name in (*wanted, *case.gradients):
         if returned.get(name) is None:
             raise Missing(name)
+    return arrays(returned)
+
+
+def arrays(returned: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """As `prepare`, of what is there."""
     return {
         name: _cast_output(name, to_numpy(name, array))
         for name, array in returned.items()
@@ -73,7 +78,8 @@ def describe(error: BaseException) -> str:
     """One line: what was raised, and the last line of code that is not ours, as FILE:LINE."""
     if isinstance(error, SyntaxError):  # which names file and line itself
         return f"SyntaxError: {error}"
-    ours = str(Path(__file__).parent)
+    package = Path(__file__).parents[1]
+    ours = (str(package / "testing"), str(package / "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
     first = " ".join(str(error).split())[:300]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _T = TypeVar("_T")
+_A = TypeVar("_A", bound=Any)
 _MATRICES = ("logits", "hidden", "head", "bias")
 _ROWS = (
     "logits",
@@ -28,6 +29,11 @@ _ROWS = (
     "sampler_logp",
 )
 _ALWAYS = ("logits", "hidden", "head", "labels")
+# What the package's functions take by position, in this order; class probabilities stand where labels stand.
+_POSITIONAL = (
+    "logits", "hidden", "head", "teacher_logits", "teacher_hidden", "teacher_head", "teacher_ids", "teacher_logprobs",
+    "target_probs", "labels", "advantages",
+)  # fmt: skip
 
 
 class Refused(Exception):
@@ -36,7 +42,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What `tileloss judge --write-inputs` hands over (docs/users/gradcheck.md).
+    """What a loss is to be computed on. The judge draws it (``tileloss.testing.check``, ``tileloss audit``, ``tileloss gradcheck
+    --impl``).
 
     An implementation is a function of a case that returns its outputs, by their names in tileloss_args: numpy, torch or JAX
     arrays, loss [] or [N], row outputs [N], dlogits [N,V], or dhidden [N,H], dhead [V,H] and dbias [V].
@@ -131,6 +138,35 @@ class Case:
             del tensors["sequence_offsets"]  # batch_size and seq_len say the same
         return replace(self, tensors=tensors, _handed_out={})
 
+    def for_call(self) -> Case:
+        """With a bias where its gradient is asked for. Class probabilities go without labels: the mask has the rows that these
+        leave out."""
+        tensors = self.tensors
+        if "target_probs" in tensors and not self.in_use.all():
+            tensors = tensors | {"mask": self.in_use.astype(np.float32)}
+        if "dbias" in self.gradients and "bias" not in tensors:
+            tensors = tensors | {"bias": np.zeros(len(tensors["head"]), np.float32)}
+        return replace(self, tensors=tensors, _handed_out={})
+
+    def arguments(self, get: Callable[[str], _A]) -> tuple[list[_A], dict[str, _A]]:
+        """Of a function that is called as those of `tileloss.torch` are: what goes by position, and the rest by name. ``get``: a
+        tensor of the case as an array. Values of rows are [N], of a policy loss [B,T], where no offsets name the sequences.
+        """
+        left_out = ["labels"] if "target_probs" in self.tensors else []
+        names = [n for n in self.tensors if n not in left_out and not n.endswith("_grad")]
+        found = {name: self._in_batch(name, get(name)) for name in names}
+        first = [found.pop(name) for name in _POSITIONAL if name in found]
+        return first, found
+
+    def _in_batch(self, name: str, array: Any) -> Any:
+        if "advantages" not in self.tensors or "sequence_offsets" in self.tensors:
+            return array
+        of_rows = {*_ROWS, "labels", "mask"}
+        if self.options.get("advantage_level") == "token":
+            of_rows.add("advantages")
+        shape = (self.batch_size, self.seq_len, *array.shape[1:])
+        return array.reshape(shape) if name in of_rows else array
+
     # ------------------------------------------------------------------------------------------------------------- PyTorch
 
     def torch(self, name: str) -> Tensor:
@@ -159,7 +195,7 @@ class Case:
         A gradient that autograd does not find is None, which fails."""
         import torch
 
-        results = [name for name in outputs if self._is_differentiated(name)]
+        results = [n for n, x in outputs.items() if self._is_differentiated(n) and x.requires_grad]
         upstream = [
             self._torch_upstream(name)
             .to(outputs[name].dtype)
@@ -168,8 +204,8 @@ class Case:
             for name in results
         ]
         leaves = {n: x for n, x in self._handed_out.items() if x.requires_grad}
-        gradients: tuple[Tensor | None, ...] = ()
-        for turn in range(self.backwards):
+        gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        for turn in range(self.backwards if results else 0):
             gradients = torch.autograd.grad(
                 [outputs[name] for name in results],
                 list(leaves.values()),
@@ -218,6 +254,7 @@ class Case:
                 ).reshape(x.shape)
                 for name, x in results.items()
             }
+            gradients: dict[str, Array] = {}
             for _ in range(self.backwards):
                 (gradients,) = pull(upstream)
             return {**found, **{f"d{name}": x for name, x in gradients.items()}}
