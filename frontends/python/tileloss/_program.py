@@ -12,9 +12,9 @@ from tileloss.tools.config import needs_package
 from tileloss.tools.program import without_secrets
 
 # Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
-_FLAGS = {"gradcheck": {"--frontend", "--impl"}, "bench": {"--frontend"}}
-_PYTHON = {"audit", "report"}
-_WITH_CONFIG = {"gradcheck", "sweep"}  # it may have keys that the compiled program lacks
+_FLAGS = {"bench": {"--frontend"}}
+_PYTHON = {"audit", "gradcheck", "judge", "report"}
+_WITH_CONFIG = {"sweep"}  # it may have keys that the compiled program lacks
 
 _TERMINATED = 143
 

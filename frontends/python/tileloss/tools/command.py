@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tileloss.testing._judge import JudgeError
 from tileloss.tools.printable import did_you_mean, escaped, one_line
 
 
@@ -24,6 +25,9 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "gradcheck": Subcommand("tileloss.tools.gradcheck", "check what Python computes"),
+    "judge": Subcommand(
+        "tileloss.tools.judge", "hold outputs of something else against the oracle"
+    ),
     "bench": Subcommand("tileloss.tools.bench", "time what Python computes"),
     "sweep": Subcommand("tileloss.tools.sweep", "the program's, with a tracker"),
     "audit": Subcommand(
@@ -41,7 +45,9 @@ def run(program: Path, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(SUBCOMMANDS[name].module)
         options = _parse(name, module, arguments[1:])
-        code = module.run(program, options)
+        code = (
+            module.run(options) if name in ("gradcheck", "judge") else module.run(program, options)
+        )
         sys.stdout.flush()
         return code if code >= 0 else 128 - code  # a child that a signal ended
     except BrokenPipeError:  # who read standard output has left, as `head` does
@@ -52,6 +58,8 @@ def run(program: Path, arguments: list[str]) -> int:
     except ImportError as error:
         extra = "jax" if (error.name or "").startswith("jax") else "check"
         return _report(f"{name}: {error}: pip install 'tileloss[{extra}]'", ENVIRONMENT)
+    except JudgeError as error:
+        return _report(str(error), error.code)
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
     except OSError as error:
