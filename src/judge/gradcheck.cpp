@@ -124,6 +124,11 @@ int trace(const Request& request, const GradcheckConfig& config) {
 
 }  // namespace
 
+int request_read(Request& request) {
+  read_config(request);
+  return kExitPass;
+}
+
 int request_gradcheck(Request& request) {
   const GradcheckConfig config = read_config(request);
   config.device.use();

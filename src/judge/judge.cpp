@@ -22,7 +22,8 @@ namespace tileloss::tools {
 namespace {
 
 using Run = int (*)(Request&);
-constexpr std::array<std::pair<const char*, Run>, 6> kRequests{{{"gradcheck", request_gradcheck},
+constexpr std::array<std::pair<const char*, Run>, 7> kRequests{{{"read", request_read},
+                                                                {"gradcheck", request_gradcheck},
                                                                 {"trace", request_trace},
                                                                 {"draw", request_draw},
                                                                 {"judge", request_judge},

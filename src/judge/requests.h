@@ -1,6 +1,7 @@
 // What may be asked. Each request is an object with the member "do"; `config` is a tree as support/config.h reads it, with the
 // place of each value for errors; `name` is the config's own, in results.
 //
+//   read       config, name, [strict]: nothing, but for what is wrong with the config of the next four
 //   gradcheck  config, name, [mutants], [strict]: the kernels against the oracle
 //   trace      config, name, row, [column]: one row of that, stage by stage
 //   draw       config, name: a case's inputs, each by the answer's tensor(), then "case" in words of tileloss.h
@@ -35,6 +36,7 @@ struct Request {
 };
 
 // Each returns the exit code, and throws ToolError.
+int request_read(Request& request);
 int request_gradcheck(Request& request);
 int request_trace(Request& request);
 int request_draw(Request& request);

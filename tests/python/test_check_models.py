@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 import forks
 import tileloss
-from tileloss.tools import architectures, models
+from tileloss.testing._judge import Crashed
+from tileloss.tools import architectures, checks, models
 from tileloss.tools.command import SUBCOMMANDS, run
 from tileloss.tools.config import KEYS, Config
 
@@ -56,11 +60,22 @@ def result(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("level", ["logits", "linear"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "policy_loss"])
 def test_a_checkpoint_on_a_text_passes_and_its_mutants_are_caught(
-    level: str, loss: str, tmp_path: Path
+    level: str,
+    loss: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no tensor goes to a file
     output = tmp_path / "r.jsonl"
     assert gradcheck(TINY, f"level={level}", f"loss={loss}", f"output={output}") == 0
     line = result(output)
+    out = capfd.readouterr().out
+    assert "; ../tests/data/qwen2-tiny-cut; seed 0\n" in out
+    assert re.search(r"\nmodel/class +Qwen2ForCausalLM\n", out)
+    facts = ["model", "model/class", "model/parameters", "model/weights", "model/ids"]
+    end = [*facts, "time/load_s", "time/forward_s", "gates", "mutants", "pass"]
+    assert list(line)[-len(end) :] == end
     assert line["model/class"] == "Qwen2ForCausalLM"
     assert line["model/weights"] == "stored"
     assert line["time/load_s"] > 0
@@ -160,6 +175,21 @@ def test_another_implementation_is_judged_on_a_model(tmp_path: Path) -> None:
     assert result(output)["model/class"] == "Qwen2ForCausalLM"
 
 
+def test_a_crash_on_a_model_is_told_with_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise Crashed("signal 4, Illegal instruction", 4)
+
+    monkeypatch.setattr(checks, "run_request", crash)
+    output = tmp_path / "r.jsonl"
+    assert gradcheck(TINY, f"output={output}") == 1
+    assert capfd.readouterr().out == "\nFAIL: crashed (signal 4, Illegal instruction)\n"
+    line = result(output)
+    assert list(line)[:4] == ["tool", "version", "config", "model"]
+    assert (line["model/weights"], line["pass"]) == ("stored", False)
+
+
 def test_sizes_are_those_of_the_published_models() -> None:
     published = {
         "Qwen/Qwen2.5-0.5B": 494_032_768,
@@ -189,7 +219,10 @@ def test_sizes_are_those_of_the_published_models() -> None:
         (["seq_len=1"], "seq_len: expected an integer from 2 on, got '1'"),
         (["dtype=int8"], "dtype: expected one of fp32, bf16, fp16, got 'int8'"),
         (["source.kind=synthetic"], "source: the tensors come from model_path"),
-        (["kernel.isa=none"], "kernel.isa"),  # the compiled program's, before the model is loaded
+        (
+            ["kernel.isa=none", "model_path=Nobody/nothing"],
+            "kernel.isa",
+        ),  # before a model is sought
         (["kernel.block_size=x"], "kernel.block_size: expected an integer from 1 on, got 'x'"),
         (["seq_len=[1"], "--set seq_len=[1: not YAML"),
         (["labels_smoothing=1"], "labels_smoothing: unknown key"),
@@ -278,7 +311,6 @@ def test_logits_that_no_option_explains_are_refused(monkeypatch: pytest.MonkeyPa
     ("arguments", "names"),
     [
         ([], [*SUBCOMMANDS]),
-        (["gradcheck"], [*KEYS, "--impl", "--frontend", "--implementation"]),
         (["sweep"], [key for key in KEYS if key.startswith(("tracker", "wandb"))]),
         (["bench"], ["--frontend"]),
     ],

@@ -1,4 +1,4 @@
-"""`tileloss gradcheck` and `tileloss bench` with --frontend jax: the compiled program's gates on what tileloss.jax computes."""
+"""`tileloss gradcheck` and `tileloss bench` with --frontend jax: gradcheck's gates on what tileloss.jax computes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_it_passes_and_its_mutants_are_caught(
     out, err = capfd.readouterr()
     assert code == 0, out + err
     assert out.endswith("\nPASS\n")
-    assert f", made by tileloss.jax xla, jax {jax.__version__}, {jax.default_backend()}\n" in out
+    made_by = f"tileloss.jax xla, jax {jax.__version__}, {jax.default_backend()}"
+    assert f"\noutputs made by {made_by}\n" in out
     caught_by = "/frobenius" if "linear" in case[0] else "dlogits/ulp_off_target"
     assert out.count(caught_by) >= 3
     assert "NOT CAUGHT" not in out
@@ -81,7 +82,7 @@ def test_implementations_are_chosen_by_name(
     if implementation == "cpu" and not is_built():
         pytest.skip("this build has no XLA handler")
     assert gradcheck(*EDGES, flags=(f"--implementation={implementation}",)) == 0
-    assert f"made by tileloss.jax {implementation}, " in capfd.readouterr().out
+    assert f"\noutputs made by tileloss.jax {implementation}, " in capfd.readouterr().out
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,11 +130,12 @@ def test_in_place_donates_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each["logits"].is_deleted() for each in given] == [False, True, False, False]
 
 
-def test_the_results_line_is_the_programs(tmp_path: Path) -> None:
+def test_the_results_line_is_the_judges(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     assert gradcheck(*EDGES, f"output={path}", "mutants=true") == 0
     line = json.loads(path.read_text())
-    assert line["pass"] and line["config"].endswith("gradcheck_ce_edges.yaml")
+    assert (line["tool"], line["pass"], "outputs" in line) == ("judge", True, False)
+    assert line["config"].endswith("gradcheck_ce_edges.yaml")
     assert line["producer"].startswith("tileloss.jax ")
     assert any(mutant["planted"] for mutant in line["mutants"])
 
@@ -168,15 +170,13 @@ def test_a_function_that_is_not_there_is_named(
     assert expected in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [("--strict",), ("--row=5",)])
+@pytest.mark.parametrize("flags", [("--strict",), ("--row=5",), ("--device=cpu",)])
 def test_what_it_does_not_take_is_refused(
     flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert gradcheck(*EDGES, flags=flags) == 2
-    expected = (
-        "--strict, --row and --column are of the program's own kernels, got --impl tileloss-jax"
-    )
-    assert expected in capfd.readouterr().err
+    own = "--strict, --device, --row and --column are of the library's own kernels"
+    assert f"{own}, got --impl tileloss-jax" in capfd.readouterr().err
 
 
 def test_there_is_no_other_frontend() -> None:
@@ -236,8 +236,8 @@ def test_the_documents_have_both_commands() -> None:
 
 def test_files_go_round(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.safetensors"
-    command = ["judge", "--config", CONFIGS / "gradcheck_gspo.yaml", "--write-inputs", inputs]
-    subprocess.run([PROGRAM, *command, *sets(SMALL)], check=True, capture_output=True)
+    command = [f"--config={CONFIGS}/gradcheck_gspo.yaml", f"--write-inputs={inputs}", *sets(SMALL)]
+    assert run(PROGRAM, ["judge", *command]) == 0
     case = read_case(inputs)
     assert case.function == "policy_loss" and case.options["ratio_level"] == "sequence"
     assert case.tensors["logits"].shape == (case.tensors["labels"].size, 127)

@@ -2,7 +2,9 @@
 
 command.py      the subcommands, errors and exit codes
 arguments.py    arguments that several of them have
-gradcheck.py    a case's inputs from the compiled program or a model, outputs by an implementation, and back to be judged
+gradcheck.py    the kernels, an implementation or a model against the oracle
+judge.py        outputs of something else against it, and inputs for them
+checks.py       what these two have in common: from a config to its line of results
 sweep.py        the program's sweep, with a tracker
 bench.py        the times of the front end's passes, beside the machine's roofs
 audit/          a list of cases against a list of implementations, each in a process of its own

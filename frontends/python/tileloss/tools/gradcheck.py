@@ -1,39 +1,52 @@
-"""`tileloss gradcheck` of a model, of an implementation other than the program's kernels, or with a tracker. Gates, mutants and
-result lines are the compiled program's."""
+"""`tileloss gradcheck`: the kernels, or another implementation, against the double-precision oracle, forward and backward, on one
+config or a model's own numbers."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tileloss.tools import arguments, trackers
-from tileloss.tools.config import Config, translate_old_keys
+from tileloss.tools import arguments
+from tileloss.tools.checks import FAILED, Job
 from tileloss.tools.printable import escaped
-from tileloss.tools.program import run_program
-from tileloss.tools.progress import Progress
 
-_OWN = "tileloss"  # the program's own kernels
-
-
-class _Job(NamedTuple):
-    """A case as the program is to be told of it."""
-
-    program: Path
-    case: list[str]  # arguments
-    facts: dict[str, Any]
-    log: Callable[[dict[str, Any]], None]  # where result lines go
-    is_quiet: bool
-
-    def run(self, subcommand: str, *more: str) -> int:
-        own = [f"--facts={json.dumps(self.facts)}", *(["--quiet"] if self.is_quiet else [])]
-        return run_program(self.program, [subcommand, *self.case, *own, *more], self.log)
+_OWN = "tileloss"  # the library's own kernels
+_INT64 = 2**63
+_FOOTER = """\
+Keys of the config, besides the options of the loss:
+  level (logits, linear), loss, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, token_weights and class_weights
+  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output
+  source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its
+    tensors logits and labels
+  kernel: device, isa, threads, schedule, row_block, vocab_block, cuda_kernel, in_place, row_groups
+  tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel
+Of policy losses also
+  preset, sequences (batch, offsets), mask_prob, old_logp_noise_scale, ref_logp_noise_scale, sampler_logp_noise_scale
+  source: the names of mask, advantages, old_logp, ref_logp, sampler_logp
+Of distillation also
+  mask_prob; source: teacher (near, same, a distribution; the name of a tensor), teacher_path, teacher_noise, special_rows,
+    the name of mask
+Of soft_cross_entropy also
+  mask_prob; source: probs_dtype, probs_zeros, special_rows, the name of mask
+Of sparse_distillation also
+  mask_prob; source: teacher_columns, teacher_std, special_rows, the name of mask
+With level: linear (fused with the LM head) also
+  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,
+  dhead, dbias), dhead_dtype (float32, head), accumulate
+  source: the names of hidden and lm_head; kernel: workspace_bytes; of distillation: teacher_hidden_size, source: teacher_std
+Of a transformers model, in place of source
+  model_path, teacher_model_path, text
+Where lines of results go besides the file: tracker, wandb_project, wandb_mode, wandb_name
+Old names: kernel.block_size, kernel.time_block, mesh_shape
+docs/users/gradcheck.md says more, configs/ has examples.
+Checked: every row output asked for, the loss, and the gradient both from value_and_grad and from a backward that starts
+from the forward's row state. --row shows one row at every stage instead. The last line is PASS, or FAIL and what failed.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _FOOTER
     parser.add_argument("--frontend", choices=["jax"], help="the same as --impl tileloss-jax")
     parser.add_argument(
         "--impl",
@@ -41,96 +54,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="who computes: a name of `tileloss audit --list`, module:function or FILE.py:function (docs/users/audit.md)",
     )
     arguments.implementation(parser)
-    arguments.config(parser, "seq_len=33")
+    arguments.config(parser, "kernel.in_place=true")
     parser.add_argument(
         "--mutants",
         action="store_true",
         help="plant every applicable mutant in the outputs; each must be caught",
     )
-    own = parser.add_argument_group("of the program's own kernels")
-    own.add_argument("--strict", action="store_true", help="on guard pages as well")
-    own.add_argument("--row", metavar="N", help="show one row at every stage")
-    own.add_argument("--column", metavar="N", help="with --row: the gradient at this column")
+    own = parser.add_argument_group("of the library's own kernels")
+    own.add_argument(
+        "--strict",
+        action="store_true",
+        help="run them on guard-page buffers as well; an access outside any tensor fails",
+    )
+    own.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N, over copies of all tensors"
+    )
+    own.add_argument(
+        "--row",
+        type=_index,
+        metavar="N",
+        help="show one row at every stage, kernel beside oracle, in place of all gates",
+    )
+    own.add_argument(
+        "--column",
+        type=_index,
+        metavar="N",
+        help="with --row: the gradient at this column, in place of the worst",
+    )
     arguments.quiet(parser)
 
 
-def run(program: Path, options: argparse.Namespace) -> int:
-    """The exit code: the program's; 1 as well where the implementation raises, or leaves out what the case asks for."""
+def run(options: argparse.Namespace) -> int:
     name = _name(options)
-    config = Config(options.config, options.set)
-    settings = trackers.read_settings(config)
-    overrides = translate_old_keys(config)
-    has_model = "model_path" in config
-    if has_model:
-        from tileloss.tools import model_case
+    sets = [] if options.device is None else [f"kernel.device={options.device}"]
+    job = Job(options, sets, strict=options.strict)
 
-        overrides += model_case.prepare(config)
-    # What is wrong with the rest of the config is said before a model is loaded.
-    unread = ["source.path=unread"] if has_model else []
-    code = run_program(
-        program, ["gradcheck", *config.arguments(*overrides, *unread), "--only-read"]
-    )
-    if code:
-        return code
+    def work() -> int:
+        if name != _OWN:
+            return _judge(job, name, options)
+        if options.row is None:
+            return job.check("gradcheck", mutants=options.mutants, strict=options.strict)
+        column = {} if options.column is None else {"column": options.column}
+        return job.check("trace", row=options.row, **column)
 
-    def work(log: Callable[[dict[str, Any]], None]) -> int:
-        with (
-            tempfile.TemporaryDirectory(prefix="tileloss-") as folder,
-            Progress("gradcheck", quiet=options.quiet) as progress,
-        ):
-            sets, facts = overrides, {}
-            if has_model:
-                made = model_case.make(config, Path(folder), progress)
-                sets, facts = overrides + made.overrides, made.facts
-            progress.step("judging")
-            job = _Job(program, config.arguments(*sets), facts, log, options.quiet)
-            return _check(job, name, options, Path(folder))
+    return job.run(work)
 
-    return trackers.run(settings, work)
+
+def _index(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < _INT64:
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 on, got {escaped(text)}")
+    return value
 
 
 def _name(options: argparse.Namespace) -> str:
+    """Who computes. Looks at what does not go together."""
     if options.frontend and options.impl:
         raise ValueError("expected one of --impl and --frontend")
     name = "tileloss-jax" if options.frontend else str(options.impl or _OWN)
     if options.implementation is not None and name != "tileloss-jax":
         raise ValueError(f"--implementation: expected --impl tileloss-jax, got --impl {name}")
-    if name != _OWN and (options.strict or options.row or options.column):
+    own = ("strict", "device", "row", "column")
+    if name != _OWN and any(getattr(options, flag) not in (None, False) for flag in own):
         raise ValueError(
-            f"--strict, --row and --column are of the program's own kernels, got --impl {name}"
+            f"--strict, --device, --row and --column are of the library's own kernels, got --impl {name}"
         )
+    if options.row is not None and (options.mutants or options.strict):
+        raise ValueError("--row: expected neither --mutants nor --strict beside it")
+    if options.column is not None and options.row is None:
+        raise ValueError("--column: expected --row beside it")
+    if name == _OWN:
+        return name
     from tileloss.tools.implementations import check_name, hide_gpus
 
     check_name(name)
-    if name not in (_OWN, "tileloss-jax"):
+    if name != "tileloss-jax":
         hide_gpus()
     return name
 
 
-def _check(job: _Job, name: str, options: argparse.Namespace, folder: Path) -> int:
-    if name == _OWN:
-        flags = [f"--{flag}" for flag in ("mutants", "strict") if getattr(options, flag)]
-        flags += [f"--{f}={getattr(options, f)}" for f in ("row", "column") if getattr(options, f)]
-        return job.run("gradcheck", *flags)
-    inputs, outputs = folder / "inputs.safetensors", folder / "outputs.safetensors"
-    write = ["judge", *job.case, f"--write-inputs={inputs}"]
-    if written := run_program(job.program, write, is_silent=True):
-        return written
-
+def _judge(job: Job, name: str, options: argparse.Namespace) -> int:
+    """1 as well where the implementation raises, or leaves out what the case asks for."""
+    from tileloss.testing.case import Case
     from tileloss.testing.outputs import Missing, prepare
-    from tileloss.tools.case_file import read_case, write_tensors
 
-    described = read_case(inputs)
-    returned, producer = _compute(described, name, options.implementation)
+    drawn = job.draw()
+    case = Case(drawn.tensors, **drawn.event("case")["case"])
+    returned, producer = _compute(case, name, options.implementation)
     if producer is None:
-        return 1
+        return FAILED
     try:
-        write_tensors(outputs, prepare(described, returned))
+        outputs = prepare(case, returned)
     except (Missing, TypeError) as error:
         print(f"FAIL: {escaped(str(error))}")
-        return 1
-    mutants = ["--mutants"] if options.mutants or described.mutants else []
-    return job.run("judge", f"--outputs={outputs}", f"--producer={producer}", *mutants)
+        return FAILED
+    return job.judge(outputs, producer, mutants=options.mutants or case.mutants)
 
 
 def _compute(case: Any, name: str, variant: str | None) -> tuple[Any, str | None]:

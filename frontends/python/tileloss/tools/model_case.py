@@ -1,17 +1,18 @@
-"""A config with `model_path`: the case's tensors from a forward of that model, in a file that the compiled program reads."""
+"""A config with `model_path`: the case's tensors from a forward of that model, in place of those of a file."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tileloss.tools import models
 from tileloss.tools.architectures import PREFIX
 from tileloss.tools.config import Config
+from tileloss.testing.outputs import to_numpy
 from tileloss.tools.progress import Progress
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -20,8 +21,9 @@ _SEQ_LEN, _IGNORE_PROB, _NOISE = 256, 0.1, 0.2  # where the config says nothing
 
 
 class ModelCase(NamedTuple):
-    """What the compiled program is to be told besides the config."""
+    """What the judge is to be told besides the config, and the report."""
 
+    tensors: dict[str, np.ndarray]  # of the file that has the model's name
     overrides: list[str]
     facts: dict[str, Any]
 
@@ -43,7 +45,7 @@ class _Settings(NamedTuple):
 
 
 def prepare(config: Config) -> list[str]:
-    """The overrides that hold whatever the model is. Marks the keys that the compiled program is to skip.
+    """The overrides that hold whatever the model is. Marks the keys that the judge is to skip.
 
     Raises:
         ValueError: a key is wrong; names it and its line.
@@ -59,7 +61,8 @@ def prepare(config: Config) -> list[str]:
         "mask_prob",
         "vocab_size",
     )
-    overrides = ["source.kind=safetensors"]
+    path = json.dumps(config.text("model_path"))  # quoted, as YAML is too
+    overrides = ["source.kind=safetensors", f"source.path={path}"]
     if "loss" not in config:
         is_policy = any(key in config for key in _POLICY_KEYS)
         overrides += ["loss=policy_loss", "preset=grpo"] if is_policy else ["loss=cross_entropy"]
@@ -74,8 +77,8 @@ def prepare(config: Config) -> list[str]:
     return overrides
 
 
-def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
-    """Loads the model, runs it, writes a file into ``folder``.
+def make(config: Config, progress: Progress) -> ModelCase:
+    """Loads the model and runs it.
 
     Raises:
         ValueError: there is no such model at hand, or it is none that the losses fit.
@@ -92,9 +95,7 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
     if settings.teacher_path is not None and captured.logits is not None:
         progress.step(f"loading {settings.teacher_path}")
         tensors["teacher_logits"] = _teacher_logits(config, settings, ids, captured.logits)
-    path = folder / "model.safetensors"
-    save_file(tensors, path)
-    overrides = [f"source.path={path}", *(f"{k}={v!r}" for k, v in captured.options.items())]
+    overrides = [f"{k}={v!r}" for k, v in captured.options.items()]
     overrides += ["source.bias=bias"] if "bias" in tensors else []
     overrides += [f"batch_size={ids.shape[0]}", f"seq_len={ids.shape[1]}"]
     facts = {
@@ -106,7 +107,8 @@ def make(config: Config, folder: Path, progress: Progress) -> ModelCase:
         "time/load_s": model.load_s,
         "time/forward_s": captured.forward_s,
     }
-    return ModelCase(overrides, facts)
+    arrays = {name: to_numpy(name, tensor) for name, tensor in tensors.items()}
+    return ModelCase(arrays, overrides, facts)
 
 
 def _is_policy(config: Config) -> bool:
