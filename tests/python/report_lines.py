@@ -10,7 +10,6 @@ from typing import Any
 import tileloss
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = tileloss.library_path().with_name("tileloss")
 Line = dict[str, Any]
 
 
@@ -39,7 +38,7 @@ def program_files(folder: Path) -> list[Path]:
 
 
 def _run(*arguments: str | Path) -> str:
-    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "tileloss", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

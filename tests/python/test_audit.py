@@ -31,7 +31,6 @@ from tileloss.tools.command import run
 from tileloss.tools.implementations.contract import declared, tileloss_contract
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 FEW = "ce/fp32,ce/bf16,ce/none"
 KEYS = [
@@ -46,7 +45,7 @@ def audit(
     """The exit code, and the lines by implementation and case."""
     output = path / "results.jsonl"
     code = run(
-        PROGRAM, ["audit", f"--impl={names}", f"--case={cases}", f"--output={output}", *flags]
+        ["audit", f"--impl={names}", f"--case={cases}", f"--output={output}", *flags]
     )
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     return code, {(line["implementation"], line["case"]): line for line in lines}
@@ -209,7 +208,7 @@ def test_json_lines_replace_the_table(tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 def test_the_list_names_cases_and_implementations(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(PROGRAM, ["audit", "--list"]) == 0
+    assert run(["audit", "--list"]) == 0
     out = capfd.readouterr().out
     names = {line.split()[0] for line in out.splitlines() if line}
     assert {case.name for case in CASES} | set(implementations.NAMES) <= names
@@ -221,7 +220,7 @@ def test_the_kernels_of_a_device(tmp_path: Path) -> None:
     kept = next(case.name for case in EVERY if case.calls == "kept")
     output = tmp_path / "results.jsonl"
     flags = ["--impl=tileloss", f"--case=ce/bf16,{kept}", "--device=cuda", f"--output={output}"]
-    folder = str(PROGRAM.with_name("cuda_on_host"))
+    folder = str(tileloss.library_path().with_name("cuda_on_host"))
     environment = {**os.environ, "LD_LIBRARY_PATH": folder}  # which the loader reads at a start
     command = [sys.executable, "-m", "tileloss", "audit", "--quiet", *flags]
     subprocess.run(command, env=environment, check=True)
@@ -298,7 +297,7 @@ def test_bad_usage_names_what_is_wrong(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = run(PROGRAM, arguments)
+        code = run(arguments)
     except SystemExit as exit:  # argparse's way
         code = exit.code
     assert code == 2
@@ -321,7 +320,7 @@ def test_an_implementation_that_cannot_be_imported_is_one_line(
     file.write_text(text)
     config = ROOT / "configs/gradcheck_ce_edges.yaml"
     more = ["--case=ce/fp32"] if subcommand == "audit" else [f"--config={config}"]
-    assert run(PROGRAM, [subcommand, f"--impl={file}:f", "--quiet", *more]) == 2
+    assert run([subcommand, f"--impl={file}:f", "--quiet", *more]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"tileloss: --impl {file}:f: its import fails: {message}")
 
@@ -386,7 +385,7 @@ def gradcheck(
 ) -> tuple[int, str]:
     flags = [f"--set={each}" for each in ("mutants=false", *sets)]
     path = ROOT / "configs" / f"gradcheck_{config}.yaml"
-    code = run(PROGRAM, ["gradcheck", f"--impl={name}", f"--config={path}", *flags])
+    code = run(["gradcheck", f"--impl={name}", f"--config={path}", *flags])
     out, err = capfd.readouterr()
     return code, out + err
 

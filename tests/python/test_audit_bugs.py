@@ -28,7 +28,6 @@ from tileloss.tools.audit.calls import Misbehaved, call
 from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = tileloss.library_path().with_name("tileloss")
 DOCUMENT = (ROOT / "docs" / "users" / "audit.md").read_text()
 DEFINITIONS = {
     "cross_entropy": Right, "logprobs": Right, "policy_loss": Policy, "soft_cross_entropy": SoftLabels, "distillation": Distilled,
@@ -86,7 +85,7 @@ def test_the_planted_bug_fails_and_is_named(name: str, tmp_path: Path) -> None:
 )
 def test_no_false_alarm(name: str, failures: set[str], tmp_path: Path) -> None:
     output = tmp_path / "results.jsonl"
-    run(PROGRAM, ["audit", f"--impl={name}", "--case=bug/*", f"--output={output}", "--quiet"])
+    run(["audit", f"--impl={name}", "--case=bug/*", f"--output={output}", "--quiet"])
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(lines) == len(BUGS)
     bad = {x["case"].removeprefix("bug/") for x in lines if x["status"] not in ("pass", "refused")}
@@ -117,7 +116,7 @@ def test_a_planted_bug_is_an_implementation_and_its_failure_has_a_name(
 ) -> None:
     name = "tileloss.tools.audit.bugs:liger_kernel_802"
     cases = "--case=bug/liger-kernel-802,ce/num-items,ce/fp32"
-    assert run(PROGRAM, ["audit", f"--impl={name}", cases]) == 1
+    assert run(["audit", f"--impl={name}", cases]) == 1
     out = capfd.readouterr().out
     assert out.count("; looks like linkedin/Liger-Kernel#802: the given number of tokens") == 2
     assert "1 pass" in out

@@ -20,7 +20,6 @@ from tileloss.tools.case_file import read_case, write_case
 from tileloss.tools.command import run
 from tileloss.tools.progress import Progress
 
-PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "users" / "audit.md"
 MOVES = {"batch_split": ["dhead"], "row_order": ["dhead"], "chunk_size": ["dhidden"]}
@@ -38,7 +37,7 @@ def test_the_documents_command_finds_what_the_kernels_promise(tmp_path: Path) ->
     )
     assert commands == ["audit --invariance --impl tileloss-torch"]
     output = tmp_path / "results.jsonl"
-    assert run(PROGRAM, [*commands[0].split(), f"--output={output}"]) == 0
+    assert run([*commands[0].split(), f"--output={output}"]) == 0
     *lines, body, torch_head, our_head = map(json.loads, output.read_text().splitlines())
     for line in lines:
         if line["status"] == "not_run":
@@ -123,7 +122,7 @@ def test_the_command(
     monkeypatch.setattr(invariance, "measure_model", lambda *_: iter(model))
     output = tmp_path / "results.jsonl"
     arguments = ["audit", "--invariance", f"--output={output}", f"--impl={LOSSES}:batch_dependent"]
-    assert run(PROGRAM, arguments) == 0
+    assert run(arguments) == 0
     out = capfd.readouterr().out
     assert (
         "logits  float32   logp " in out
@@ -132,11 +131,11 @@ def test_the_command(
     )
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert {line["tool"] for line in lines} == {"invariance"} and next(iter(lines[0])) == "tool"
-    assert run(PROGRAM, [*arguments[:2], f"--impl={LOSSES}:aborting"]) == 1
+    assert run([*arguments[:2], f"--impl={LOSSES}:aborting"]) == 1
     capfd.readouterr()
-    assert run(PROGRAM, [*arguments[:2], f"--impl={LOSSES}:claiming"]) == 1
+    assert run([*arguments[:2], f"--impl={LOSSES}:claiming"]) == 1
     assert "beyond 1e-3) AGAINST ITS CONTRACT" in capfd.readouterr().out
-    assert run(PROGRAM, ["audit", "--invariance", "--case=ce/fp32"]) == 2
+    assert run(["audit", "--invariance", "--case=ce/fp32"]) == 2
 
 
 def test_who_claims_the_same_bits_is_held_to_it(
@@ -150,7 +149,7 @@ def test_who_claims_the_same_bits_is_held_to_it(
     impl = [f"{LOSSES}:{name}" for name in names]
     command = ["audit", "--invariance", "--impl"]
     output = tmp_path / "results.jsonl"
-    assert run(PROGRAM, [*command, ",".join(impl), f"--output={output}"]) == 1
+    assert run([*command, ",".join(impl), f"--output={output}"]) == 1
     lines = [x for x in map(json.loads, output.read_text().splitlines()) if x["against"]]
     assert {x["against"] for x in lines} == {f"{LOSSES}:mine"}
     assert [(x["implementation"].split(":")[1], x["quantity"], x["claim"]) for x in lines] == [
@@ -163,7 +162,7 @@ def test_who_claims_the_same_bits_is_held_to_it(
     out = capfd.readouterr().out
     assert f"{LOSSES}:mine_again   logits  float32  equal bits as claimed: logp, dlogits\n" in out
     assert re.search(r"claim broken: logp \de-01 .*; equal bits as claimed: dlogits\n", out)
-    assert run(PROGRAM, [*command, ",".join(impl[:2])]) == 0
+    assert run([*command, ",".join(impl[:2])]) == 0
 
 
 def test_a_row_stage_of_jax_is_no_row_stage_of_the_library() -> None:

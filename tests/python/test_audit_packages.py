@@ -18,7 +18,6 @@ from tileloss.tools.command import run
 DOCUMENT = Path(__file__).parents[2] / "docs" / "measurements" / "audit.md"
 NAMES = {case.name for case in CASES}
 WORDS = {"pass": "pass", "failed": "**FAIL**", "refused": "-"}
-PROGRAM = tileloss.library_path().with_name("tileloss")
 OFF = "failed loss"
 UNREDUCED = "failed loss/nonfinite"  # a mean over no row is NaN
 
@@ -91,7 +90,7 @@ def test_the_audit_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     expected = EXPECTED[name]
     output = tmp_path / "results.jsonl"
     code = run(
-        PROGRAM, ["audit", f"--impl={name}", f"--case={','.join(expected)}", f"--output={output}"]
+        ["audit", f"--impl={name}", f"--case={','.join(expected)}", f"--output={output}"]
     )
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     found = {x["case"]: x["status"] + (f" {x['gate']}" if x["gate"] else "") for x in lines}

@@ -14,7 +14,6 @@ from tileloss.tools.audit import releases
 from tileloss.tools.audit.releases import Releases, changes, environment_of, parse
 from tileloss.tools.command import run
 
-PROGRAM = tileloss.library_path().with_name("tileloss")
 LOSSES = Path(__file__).with_name("audit_losses.py")
 ADAPTER = """
 import sys
@@ -51,7 +50,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_bug_comes_and_goes(index: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = index / "results.jsonl"
     flags = ["--versions=fakeloss==1.0,1.1,2.0,3.0", f"--impl={index / 'adapter.py'}:loss"]
-    code = run(PROGRAM, ["audit", *flags, "--case=ce/fp32,ce/sum", f"--output={output}"])
+    code = run(["audit", *flags, "--case=ce/fp32,ce/sum", f"--output={output}"])
     out = capfd.readouterr().out
     assert code == 1
     lines = [json.loads(line) for line in output.read_text().splitlines()]
@@ -119,5 +118,5 @@ def test_bad_usage(capfd: pytest.CaptureFixture[str]) -> None:
         (["--versions=trl"], "--versions: expected PACKAGE==VERSION,VERSION, got 'trl'"),
         (["--with=numpy==2"], "--with: expected --versions beside it"),
     ):
-        assert run(PROGRAM, ["audit", *flags]) == 2
+        assert run(["audit", *flags]) == 2
         assert message in capfd.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -26,7 +25,6 @@ from tileloss.tools.config import KEYS, Config
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"
-PROGRAM = tileloss.library_path().with_name("tileloss")
 TINY = "gradcheck_ce_tiny_model.yaml"
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -50,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def gradcheck(config: Path | str, *sets: str, flags: tuple[str, ...] = ()) -> int:
     path = config if isinstance(config, Path) else ROOT / "configs" / config
     values = [f"--set={value}" for value in sets]
-    return run(PROGRAM, ["gradcheck", f"--config={path}", "--quiet", *values, *flags])
+    return run(["gradcheck", f"--config={path}", "--quiet", *values, *flags])
 
 
 def result(path: Path) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from tileloss.tools.config import Config
 from tileloss.tools.program import run_program
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = tileloss.library_path().with_name("tileloss")
 CANARY = "0123456789abcdef0123456789abcdefcanary00"
 CHECK = "loss: cross_entropy\nseq_len: 6\nbatch_size: 1\nvocab_size: 127\ndtype: bf16\noutput: r.jsonl\n"
 SWEEP = (
@@ -36,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(name: str, text: str, *sets: str) -> int:
     Path("c.yaml").write_text(text)
-    return run(PROGRAM, [name, "--config=c.yaml", *(f"--set={value}" for value in sets)])
+    return run([name, "--config=c.yaml", *(f"--set={value}" for value in sets)])
 
 
 def spawn(program: Path, name: str, text: str, *sets: str, before: str = "") -> None:
@@ -63,7 +62,7 @@ def wandb_records(folder: Path) -> list[dict[str, Any]]:
 
 def test_wandb_offline_has_the_metrics_gates_and_config(folder: Path) -> None:
     sets = ("wandb_project=checks", "wandb_mode=offline", "wandb_name=first")
-    spawn(PROGRAM, "gradcheck", CHECK, *sets)
+    spawn("gradcheck", CHECK, *sets)
     text = json.dumps(wandb_records(folder))
     line = json.loads((folder / "r.jsonl").read_text())
     for expected in ("checks", "first", "gates/loss/value", "gates/loss/limit", "c.yaml"):
@@ -72,7 +71,7 @@ def test_wandb_offline_has_the_metrics_gates_and_config(folder: Path) -> None:
 
 
 def test_a_sweep_is_history(folder: Path) -> None:
-    spawn(PROGRAM, "sweep", SWEEP, "wandb_project=checks", "wandb_mode=offline")
+    spawn("sweep", SWEEP, "wandb_project=checks", "wandb_mode=offline")
     steps = [r for r in wandb_records(folder) if r["type"] == "history"]
     assert len(steps) == 2
     for step, threads in zip(steps, ("1", "2"), strict=True):
@@ -93,7 +92,7 @@ def test_tensorboard_has_the_metrics(folder: Path) -> None:
 def test_trackio_has_the_metrics(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(folder / "trackio"))
-    spawn(PROGRAM, "gradcheck", CHECK, "tracker=trackio", "wandb_project=checks")
+    spawn("gradcheck", CHECK, "tracker=trackio", "wandb_project=checks")
     assert b"loss_ref" in b"".join(path.read_bytes() for path in (folder / "trackio").iterdir())
 
 
@@ -146,7 +145,7 @@ def test_the_key_is_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     sets = ("wandb_project=checks", "wandb_mode=offline")
-    spawn(PROGRAM, "gradcheck", CHECK, *sets, before=textwrap.dedent(code))
+    spawn("gradcheck", CHECK, *sets, before=textwrap.dedent(code))
     assert b"gradcheck" in (folder / "lines").read_bytes()
     assert (folder / "environments").read_bytes().count(b"HOME=") >= 1
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))

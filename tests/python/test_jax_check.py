@@ -25,7 +25,6 @@ from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
-PROGRAM = tileloss.library_path().with_name("tileloss")
 SMALL = ("seq_len=6", "vocab_size=127")
 EDGES = ("gradcheck_ce_edges", "batch_size=2", *SMALL)
 
@@ -36,7 +35,7 @@ def sets(values: tuple[str, ...]) -> list[str]:
 
 def gradcheck(config: str, *values: str, flags: tuple[str, ...] = ()) -> int:
     path = CONFIGS / f"{config}.yaml"
-    return run(PROGRAM, ["gradcheck", "--frontend=jax", f"--config={path}", *sets(values), *flags])
+    return run(["gradcheck", "--frontend=jax", f"--config={path}", *sets(values), *flags])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_documents_commands_run(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert run(PROGRAM, command[3:]) == 0
+    assert run(command[3:]) == 0
 
 
 def test_the_documents_have_both_commands() -> None:
@@ -237,7 +236,7 @@ def test_the_documents_have_both_commands() -> None:
 def test_files_go_round(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.safetensors"
     command = [f"--config={CONFIGS}/gradcheck_gspo.yaml", f"--write-inputs={inputs}", *sets(SMALL)]
-    assert run(PROGRAM, ["judge", *command]) == 0
+    assert run(["judge", *command]) == 0
     case = read_case(inputs)
     assert case.function == "policy_loss" and case.options["ratio_level"] == "sequence"
     assert case.tensors["logits"].shape == (case.tensors["labels"].size, 127)
@@ -257,7 +256,7 @@ def test_files_go_round(tmp_path: Path) -> None:
 
 def bench(*arguments: str) -> int:
     sizes = ("--tokens=300", "--vocab=500", "--iters=2", "--warmup=1")
-    return run(PROGRAM, ["bench", "--frontend=jax", *sizes, *arguments])
+    return run(["bench", "--frontend=jax", *sizes, *arguments])
 
 
 @pytest.mark.full

@@ -64,7 +64,7 @@ def pictures_of(*found: lines.Line) -> list[Any]:
 
 
 def report(*arguments: str | Path) -> int:
-    return run(lines.PROGRAM, ["report", *map(str, arguments)])
+    return run(["report", *map(str, arguments)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- sections

@@ -77,7 +77,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     output = folder / "report.html"
     files = map(str, lines.everything(folder))
-    assert run(lines.PROGRAM, ["report", *files, "-o", str(output)]) == 0
+    assert run(["report", *files, "-o", str(output)]) == 0
     return output
 
 

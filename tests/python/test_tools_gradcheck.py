@@ -27,7 +27,6 @@ from tileloss.tools.results import ResultWriter
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
-PROGRAM = tileloss.library_path().with_name("tileloss")
 SMALL = """\
 loss: cross_entropy
 batch_size: 2
@@ -56,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*arguments: str | Path) -> int:
     try:
-        return run(PROGRAM, [str(word) for word in arguments])
+        return run([str(word) for word in arguments])
     except SystemExit as stop:
         return int(stop.code or 0)
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tileloss.testing.outputs import to_numpy
 from tileloss.tools import models
 from tileloss.tools.architectures import PREFIX
 from tileloss.tools.config import Config
-from tileloss.testing.outputs import to_numpy
 from tileloss.tools.progress import Progress
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(program: Path, options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """0: every cell is a pass, a refusal or not installed; 1: one is not."""
     if options.list:
         print_list(
