@@ -51,9 +51,7 @@ def run(problem: Problem, state: RowState, given: options.Options | None = None)
     if "loss_grad" in tensors and not problem.is_per_row:
         tensors["loss_grad"] = tensors["loss_grad"].reshape(())
     if problem.function == "logprobs":
-        found, used = logprobs.logprobs_coefficients(
-            state, labels, given, classes=classes, **tensors
-        )
+        found = logprobs.logprobs_coefficients(state, labels, given, classes=classes, **tensors)
     else:
         if problem.function == "cross_entropy":
             result = cross_entropy(state, labels, given, classes=classes, **tensors)
@@ -67,9 +65,9 @@ def run(problem: Problem, state: RowState, given: options.Options | None = None)
                 sequence_length=problem.sequence_length,
                 **tensors,
             )
-        loss, found, used = np.atleast_1d(result.loss), result.coefficients, result.used
+        loss, found = np.atleast_1d(result.loss), result.coefficients
     at_labels = coefficients.target_gradient(rows.stats, found, _label_weights(problem))
-    dlogits = gradient(problem, rows.stats, found, np.asarray(used), np.asarray(at_labels))
+    dlogits = gradient(problem, rows.stats, found, np.asarray(rows.used), np.asarray(at_labels))
     values = {n: np.asarray(v) for n, v in outputs._asdict().items() if v is not None}
     return Witness({}, values, loss, metrics, dlogits)
 

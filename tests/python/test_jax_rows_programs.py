@@ -22,7 +22,7 @@ from tileloss.jax._rows import inputs as inputs_module
 from tileloss.jax._rows import options as row_options
 from tileloss.jax._rows.cross_entropy import cross_entropy
 from tileloss.jax._rows.logprobs import logprobs
-from tileloss.jax._rows.policy import kinds, kl, masks
+from tileloss.jax._rows.policy import factors, kinds, kl
 from tileloss.jax._rows.policy import loss as policy_module
 from tileloss.jax._rows.policy.kinds import KINDS, TokenLoss
 from tileloss.jax._rows.policy.loss import policy_loss
@@ -162,7 +162,7 @@ def test_the_entropy_quantile_keeps_the_token_that_it_falls_on(
     entropy = np.random.default_rng(0).permutation(np.linspace(0.5, 3, count)).astype(np.float32)
     padded = jnp.asarray(np.concatenate([entropy, [9, np.nan]]).astype(np.float32))
     used = jnp.arange(count + 2) < count
-    threshold = masks.quantile_threshold(padded, used, q)
+    threshold = factors.quantile_threshold(padded, used, q)
     assert int(np.sum(entropy >= float(threshold))) == kept
 
 
@@ -337,7 +337,7 @@ def test_it_is_float32_with_64_bit_types_on(options: dict[str, Any]) -> None:
         given = resolved(problem)
         found = policy_loss(state, labels, advantages, given, classes=VOCABULARY, **tensors)
     kinds_found = {str(x.dtype) for x in jax.tree.leaves(found)}
-    assert kinds_found == {"float32", "bool"}
+    assert kinds_found == {"float32"}
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint32])

@@ -145,7 +145,7 @@ def _stage(
         found = logprobs(state, o.labels, options, classes=call.classes)._asdict()
         coefficients = None
         if upstream:
-            coefficients, _ = logprobs_coefficients(
+            coefficients = logprobs_coefficients(
                 state, o.labels, options, classes=call.classes, **upstream
             )
         return {name: found[name] for name in call.outputs}, coefficients

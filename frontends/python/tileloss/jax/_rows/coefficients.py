@@ -33,7 +33,6 @@ class RowResult(NamedTuple):
 
     loss: Array  # float32 [], or [N] with reduction or aggregation "none"
     coefficients: RowCoefficients  # 0 where a row is not used
-    used: Array  # bool [N]: the gradient of the others is exactly 0, whatever their logits hold
 
 
 def from_upstream(

@@ -76,7 +76,7 @@ def cross_entropy(
     loss = jnp.where(rows.used, loss, 0.0)
     if options.choice("reduction") != "none":
         loss = jnp.sum(loss)
-    return RowResult(loss, masked_coefficients(coefficients, rows.used, rows.wrong), rows.used)
+    return RowResult(loss, masked_coefficients(coefficients, rows.used, rows.wrong))
 
 
 def _scales(options: Options, used: Array, weights: Array, of_label: Array) -> tuple[Array, Array]:

@@ -37,8 +37,8 @@ def logprobs_coefficients(
     lse_grad: Array | None = None,
     entropy_grad: Array | None = None,
     mean_logit_grad: Array | None = None,
-) -> tuple[RowCoefficients, Array]:
-    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V as coefficients, and which rows are used.
+) -> RowCoefficients:
+    """dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V as coefficients.
 
     The upstream gradients are float32 [N]; None: 0. entropy_grad needs state.entropy_sum. With temperature_on = logprob
     g_logp' / T stands for g_logp.
@@ -57,4 +57,4 @@ def logprobs_coefficients(
     )
     if mean_logit_grad is not None:
         coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / classes)
-    return masked_coefficients(coefficients, rows.used, rows.wrong), rows.used
+    return masked_coefficients(coefficients, rows.used, rows.wrong)

@@ -26,7 +26,12 @@ from tileloss.jax._rows.arithmetic import Number, clamp, difference, scaled
 from tileloss.jax._rows.coefficients import RowResult, from_upstream, masked_coefficients
 from tileloss.jax._rows.inputs import read, read_rows
 from tileloss.jax._rows.options import Options
-from tileloss.jax._rows.policy.aggregation import token_weights
+from tileloss.jax._rows.policy.factors import (
+    EntropyMask,
+    entropy_mask,
+    off_policy_sequences,
+    sampler_ratio,
+)
 from tileloss.jax._rows.policy.kinds import (
     Numbers,
     Token,
@@ -38,10 +43,8 @@ from tileloss.jax._rows.policy.kinds import (
     vespo_phi,
 )
 from tileloss.jax._rows.policy.kl import Kl, estimate_kl
-from tileloss.jax._rows.policy.masks import EntropyMask, entropy_mask, off_policy_sequences
 from tileloss.jax._rows.policy.metrics import TokenRecords, metrics
-from tileloss.jax._rows.policy.sampler import sampler_ratio
-from tileloss.jax._rows.policy.sequences import Sequences
+from tileloss.jax._rows.policy.sequences import Sequences, token_weights
 from tileloss.jax._rows.state import RowState
 
 
@@ -121,7 +124,7 @@ def policy_loss(
 
     g_logp = _logp_gradient(tokens, terms, sequences, options) / rows.logp_divisor
     coefficients = from_upstream(g_logp, 0.0, g_entropy, None if bonus is None else entropy)
-    result = RowResult(loss, masked_coefficients(coefficients, used, rows.wrong), used)
+    result = RowResult(loss, masked_coefficients(coefficients, used, rows.wrong))
     if not wants_metrics:
         return PolicyResult(result, None)
     records = TokenRecords(

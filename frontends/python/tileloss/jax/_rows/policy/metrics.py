@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss.jax._rows.options import Options
+from tileloss.jax._rows.policy.factors import corrected
 from tileloss.jax._rows.policy.kinds import Numbers
-from tileloss.jax._rows.policy.sampler import corrected
 from tileloss.jax._rows.policy.sequences import Sequences
 
 

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tileloss.jax._rows.arithmetic import inverse_or_zero
+from tileloss.jax._rows.options import Options
+
 
 class Sequences:
     """B sequences of N rows, back to back; B and N are static, offsets may be traced.
@@ -49,3 +52,32 @@ class Sequences:
         if self._of is not None:
             return x.at[self._of].get(mode="fill", fill_value=0)
         return jnp.repeat(x, self.rows // max(self.count, 1), total_repeat_length=self.rows)
+
+
+def token_weights(tokens: Array, sequences: Sequences, options: Options) -> Array:
+    """Each token's weight where their losses become one (src/losses/aggregation.h): float32, [] or [N]. ``tokens``: n_b [B],
+    those in use of each sequence; with M of all, B sequences, empty ones included.
+
+    Counts are floored at 1; what the caller gives (num_items) is not, and 0 of it gives 0.
+    """
+    aggregation, count = options.choice("aggregation"), max(sequences.count, 1)
+    if aggregation == "seq_mean_token_mean":
+        return sequences.spread(1 / (count * jnp.maximum(tokens, 1.0)))
+    if aggregation == "token_mean":
+        return _over_items(jnp.maximum(jnp.sum(tokens), 1.0), options)
+    if aggregation == "seq_mean_token_sum_norm":
+        given = options.integer("max_length")
+        longest = given if given > 0 else sequences.length
+        return jnp.float32(1 / max(sequences.count * longest, 1))
+    if aggregation == "seq_mean_token_sum":
+        return jnp.float32(1 / count)
+    if aggregation == "sum":
+        return _over_items(jnp.float32(1), options)
+    assert aggregation == "none", aggregation
+    return jnp.float32(1)
+
+
+def _over_items(otherwise: Array, options: Options) -> Array:
+    if not options.is_given("num_items"):
+        return 1 / otherwise
+    return inverse_or_zero(jnp.asarray(options.number("num_items"), jnp.float32))
