@@ -12,6 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from tileloss.jax._devices import varying, varying_alike
+
 Index = Callable[..., tuple[Any, Any]]  # which block of an array a grid step sees
 # A grid's dimension: on any core, or one after the other.
 Order = Literal["parallel", "arbitrary"]
@@ -85,8 +87,9 @@ def call(
     """
     if _settings.interpret:
         aliases = None
-    arrays = _map_blocked(lambda operand: operand.tree, operands)
-    axes: frozenset[str] = frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
+    # Within shard_map all operands of a kernel must differ between the shards of the same mesh axes, and its outputs do.
+    arrays = varying_alike(_map_blocked(lambda operand: operand.tree, operands))
+    axes = varying(jax.tree.leaves(arrays)[0])
     return pl.pallas_call(
         kernel,
         grid=grid,
@@ -102,28 +105,13 @@ def call(
         ),
         interpret=_settings.interpret,
         name=f"tileloss_{kernel.func.__name__.strip('_')}",
-    )(*jax.tree.map(partial(_varied, axes=axes), arrays))
-
-
-# Within shard_map all operands of a kernel must differ between the shards of the same mesh axes, and its outputs do.
-# jax 0.12 has another name for these axes.
-_HAS_VMA = not hasattr(jax.sharding, "ManualAxisType")
-
-
-def _varying(x: Any) -> frozenset[str]:
-    kind: Any = jax.typeof(x)
-    return kind.vma if _HAS_VMA else kind.manual_axis_type.varying
-
-
-def _varied(x: Any, axes: frozenset[str]) -> Any:
-    missing = tuple(sorted(axes - _varying(x)))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
+    )(*arrays)
 
 
 def _varying_over(shape: Any, axes: frozenset[str]) -> Any:
     if not axes:
         return shape
     kind: dict[str, Any] = {"vma": axes}
-    if not _HAS_VMA:
-        kind = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}  # type: ignore[attr-defined]
+    if hasattr(jax.sharding, "ManualAxisType"):  # jax 0.12's name for it
+        kind = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, **kind)  # type: ignore[no-untyped-call]
