@@ -38,7 +38,7 @@ def lowered(function: Any, *arguments: Any) -> list[str]:
 def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, head = jnp.ones((3, 5)), jnp.zeros(3, jnp.int32), jnp.ones((5, 7))
     names = ("cpu", "cuda", "pallas_tpu", "xla")
-    assert tuple(_implementations._BY_NAME) == names
+    assert tuple(_implementations.IMPLEMENTATIONS) == names
     monkeypatch.setattr(_implementations, "DEFAULT", names)
     loss = partial(cross_entropy, labels=y, grad_in_forward=True)
     if not library.is_built("libtileloss_cuda.so"):

@@ -260,10 +260,10 @@ def test_rows_stay_where_they_are_for_kernels_that_xla_cannot_partition(
     for kernels in (tpu.logits, tpu.head):
         monkeypatch.setattr(kernels, "forward", xla.forward)
         monkeypatch.setattr(kernels, "backward", xla.backward)
-    anywhere = _implementations._BY_NAME["pallas_tpu"]._replace(
+    anywhere = _implementations.IMPLEMENTATIONS["pallas_tpu"]._replace(
         platform=None, forward=tpu.forward, backward=tpu.backward
     )
-    monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
+    monkeypatch.setitem(_implementations.IMPLEMENTATIONS, "pallas_tpu", anywhere)
     monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
     test_rows_stay_where_they_are(kinds, axes, name)
 

@@ -63,9 +63,9 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public functions run the TPU kernels here, on problems of COLUMNS columns."""
     use_small_blocks(monkeypatch)
     anywhere = _implementations.Implementation(
-        "pallas_tpu", None, tpu.forward, tpu.backward, None, tpu.refusal
+        "pallas_tpu", None, tpu.forward, tpu.backward, None, None, tpu.refusal
     )
-    monkeypatch.setitem(_implementations._BY_NAME, "pallas_tpu", anywhere)
+    monkeypatch.setitem(_implementations.IMPLEMENTATIONS, "pallas_tpu", anywhere)
     monkeypatch.setattr(_implementations, "DEFAULT", ("pallas_tpu",))
     monkeypatch.setattr(jax_problems, "VOCABULARY", COLUMNS)
 

@@ -1,95 +1,70 @@
-"""Who runs the sweeps: implementations by name, and the choice among them by platform, at lowering."""
+"""Who runs the sweeps: implementations by name, and the choice among them by platform, at lowering.
+
+For which platforms a program is, is known no sooner than it is lowered: what runs on none of them is an error in words there.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
-from tileloss.jax._devices import may_be_cut, varying_alike
-from tileloss.jax._platforms import only_on
+from tileloss.jax._devices import varying_alike
 from tileloss.jax._sweeps import library, tpu, xla, xla_targets, xla_targets_head
-from tileloss.jax._sweeps.operands import Logits, Operand, Spec
+from tileloss.jax._sweeps.operands import Logits, Operand, Spec, Target
+
+_Tree = TypeVar("_Tree")
 
 
 class Implementation(NamedTuple):
-    """Two sweeps, as jax/_sweeps/operands.py has them."""
+    """Two sweeps, as jax/_sweeps/operands.py has them, and for some calls all in one pass."""
 
     name: str
     platform: str | None  # where it runs: "cpu", "cuda", "tpu", ...; None: everywhere
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    # The gradient in one pass with the whole of a scalar loss where there is more to it than the sweeps; where the target is not
-    # labels, with the rows' outputs.
+    # The whole of a scalar loss with its gradient, where the target is labels; None: there is no more to it than the sweeps.
     value_and_grad: Callable[..., Any] | None
+    # The rows' outputs with the gradient, where it is not; None: there are no kernels for such a target.
+    rows_and_grad: Callable[..., Any] | None
     # What it cannot do of a call, in words that end a sentence "implementation ...: "; "": nothing.
     refusal: Callable[[Operand, Spec], str]
 
 
-def _by_operand(name: str, of_logits: Any, of_head: Any) -> Callable[..., Any]:
-    """One function made of two modules'."""
+def _on_tpu(sweep: Callable[..., Any]) -> Callable[..., Any]:
+    """Pallas has no words for a program that is for other platforms as well."""
+    return lambda operand, *rest: sweep(_only_on(("tpu",), "pallas_tpu", operand), *rest)
 
-    def call(operand: Operand, *arguments: Any) -> Any:
-        return getattr(of_logits if isinstance(operand, Logits) else of_head, name)(
-            operand, *arguments
-        )
+
+def _in_xla(sweep: str) -> Callable[..., Any]:
+    """Of plain XLA's modules that of the target and the operand."""
+
+    def call(operand: Operand, target: Target, *rest: Any) -> Any:
+        of_targets = xla_targets if isinstance(operand, Logits) else xla_targets_head
+        return getattr(xla if target.options is None else of_targets, sweep)(operand, target, *rest)
 
     return call
 
 
-def _on_tpu(sweep: Callable[..., Any]) -> Callable[..., Any]:
-    """Pallas has no words for a program that is for other platforms as well."""
-    return lambda operand, *rest: sweep(only_on(("tpu",), "pallas_tpu", operand), *rest)
-
-
-def _refuses_nothing(operand: Operand, spec: Spec) -> str:
-    return ""
-
-
-_CPU = Implementation(
-    "cpu",
-    "cpu",
-    library.forward,
-    library.backward,
-    library.value_and_grad,
-    library.refusal,
-)
-_CUDA = _CPU._replace(name="cuda", platform="cuda", refusal=library.refusal_on_cuda)
-IMPLEMENTATIONS = (
-    _CPU,
-    _CUDA,
-    Implementation(
-        "pallas_tpu", "tpu", _on_tpu(tpu.forward), _on_tpu(tpu.backward), None, tpu.refusal
-    ),
-    Implementation(
-        "xla",
-        None,
-        xla.forward,
-        xla.backward,
-        None,
-        _refuses_nothing,
-    ),
-)
-_BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
-DEFAULT = tuple(_BY_NAME)  # in order of preference
-# Of the targets that are not labels.
-_TARGET_IMPLEMENTATIONS = {
-    "cpu": _CPU._replace(value_and_grad=library.rows_and_grad),
-    "cuda": _CUDA._replace(value_and_grad=library.rows_and_grad),
-    "xla": Implementation(
-        "xla",
-        None,
-        _by_operand("forward", xla_targets, xla_targets_head),
-        _by_operand("backward", xla_targets, xla_targets_head),
-        _by_operand("rows_and_grad", xla_targets, xla_targets_head),
-        _refuses_nothing,
-    ),
-}
+_LIBRARY = (library.forward, library.backward, library.value_and_grad, library.rows_and_grad)
+# In order of preference.
+IMPLEMENTATIONS = {
+    one.name: one
+    for one in (
+        Implementation("cpu", "cpu", *_LIBRARY, lambda *_: library.missing()),
+        Implementation("cuda", "cuda", *_LIBRARY, lambda *_: library.missing(library.CUDA_FILE)),
+        Implementation("pallas_tpu", "tpu", _on_tpu(tpu.forward), _on_tpu(tpu.backward), None, None, tpu.refusal),
+        Implementation("xla", None, _in_xla("forward"), _in_xla("backward"), None, _in_xla("rows_and_grad"), lambda *_: ""),
+    )
+}  # fmt: skip
+DEFAULT = tuple(IMPLEMENTATIONS)
 
 
 def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -102,10 +77,10 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
         _warn_where_the_handler_is_missing()
         return DEFAULT
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
-    unknown = [name for name in names if name not in _BY_NAME]
+    unknown = [name for name in names if name not in IMPLEMENTATIONS]
     if unknown or not names:
         raise ValueError(
-            f"implementation: expected names among {', '.join(_BY_NAME)}, got {', '.join(unknown) or 'none'}"
+            f"implementation: expected names among {', '.join(IMPLEMENTATIONS)}, got {', '.join(unknown) or 'none'}"
         )
     return names
 
@@ -127,9 +102,7 @@ class Choice(NamedTuple):
 
     by_platform: tuple[tuple[str, Implementation], ...]
     otherwise: Implementation | None
-    # Whether one pass may be taken: of labels it needs all rows and the whole vocabulary in one place.
-    may_be_whole: bool
-    plain: Implementation  # in plain XLA: what second derivatives are made of
+    one_pass: str  # the name of what makes all in one pass; "": that may not be taken
 
     def run(self, sweep: str, *arguments: Any) -> Any:
         """``sweep``: "forward" or "backward", with its arguments."""
@@ -143,10 +116,10 @@ class Choice(NamedTuple):
             if last is None:  # elsewhere an error
                 _, last = self.by_platform[0]
                 names = ", ".join(one.name for _, one in self.by_platform)
-                operand = only_on(tuple(branches), names, operand)
+                operand = _only_on(tuple(branches), names, operand)
             return _by_platform(branches, partial(getattr(last, sweep), operand, *arguments[1:]))
 
-        return _differentiated_as(getattr(self.plain, sweep), dispatch, arguments)
+        return _differentiated_as(_in_xla(sweep), dispatch, arguments)
 
     def run_whole(
         self, by_sweeps: Callable[..., Any], in_one_pass: Callable[..., Any], *arguments: Any
@@ -155,13 +128,10 @@ class Choice(NamedTuple):
         ``by_sweeps(*arguments)``."""
 
         def dispatch(*arguments: Any) -> Any:
-            passes = {
-                platform: partial(in_one_pass, f, *arguments)
-                for platform, f in self._passes().items()
-            }
+            passes = {at: partial(in_one_pass, f, *arguments) for at, f in self._passes().items()}
             default = partial(by_sweeps, *arguments)
-            if self.may_be_whole and self.otherwise and self.otherwise.value_and_grad:
-                default = partial(in_one_pass, self.otherwise.value_and_grad, *arguments)
+            if f := self._pass_of(self.otherwise):
+                default = partial(in_one_pass, f, *arguments)
             return _by_platform(passes, default)
 
         return _differentiated_as(by_sweeps, dispatch, arguments)
@@ -171,9 +141,11 @@ class Choice(NamedTuple):
         return ("cuda" if backend == "gpu" else backend) in self._passes()
 
     def _passes(self) -> dict[str, Callable[..., Any]]:
-        if not self.may_be_whole:
-            return {}
-        return {name: one.value_and_grad for name, one in self.by_platform if one.value_and_grad}
+        found = {platform: self._pass_of(one) for platform, one in self.by_platform}
+        return {platform: f for platform, f in found.items() if f}
+
+    def _pass_of(self, one: Implementation | None) -> Callable[..., Any] | None:
+        return getattr(one, self.one_pass) if one and self.one_pass else None
 
 
 def _differentiated_as(
@@ -228,18 +200,57 @@ def choose(names: tuple[str, ...], operand: Operand, spec: Spec, is_of_labels: b
     """``is_of_labels``: whether the target is labels. Raises ValueError when none of ``names`` can do the call."""
     by_platform: dict[str, Implementation] = {}
     refusals = []
-    table = _BY_NAME if is_of_labels else _TARGET_IMPLEMENTATIONS
-    may_be_whole = not is_of_labels or not may_be_cut(operand)
+    one_pass = "value_and_grad" if is_of_labels else "rows_and_grad"
     for name in names:
-        one = table.get(name)
-        if one is None:
+        one = IMPLEMENTATIONS[name]
+        if not is_of_labels and one.rows_and_grad is None:
             refusals.append(f"{name} has no kernels of this loss")
         elif refusal := one.refusal(operand, spec):
             refusals.append(f"{name} {refusal}")
         elif one.platform is None:
-            return Choice(tuple(by_platform.items()), one, may_be_whole, table["xla"])
+            return Choice(tuple(by_platform.items()), one, one_pass)
         else:
             by_platform.setdefault(one.platform, one)
     if not by_platform:
         raise ValueError(f"implementation: none of those named can do this: {'; '.join(refusals)}")
-    return Choice(tuple(by_platform.items()), None, may_be_whole, table["xla"])
+    return Choice(tuple(by_platform.items()), None, one_pass)
+
+
+def _only_on(platforms: tuple[str, ...], name: str, arrays: _Tree) -> _Tree:
+    """The arrays, in programs that are for ``platforms`` alone.
+
+    Raises:
+        ValueError: as the program is lowered: it is for another one as well. ``name``: of the implementation.
+    """
+    found: _Tree = jax.tree.map(
+        lambda x: _only_on_p.bind(x, platforms=platforms, name=name),  # type: ignore[no-untyped-call]
+        arrays,
+    )
+    return found
+
+
+def _check_platforms(found: tuple[str, ...], platforms: tuple[str, ...], name: str) -> None:
+    if not {*found} <= {*platforms}:
+        others = "" if len(found) == 1 else ' ("xla" is for several at once)'
+        raise ValueError(
+            f"implementation: {name} runs on {', '.join(platforms)}, the program is for {', '.join(found)}{others}"
+        )
+
+
+def _run_only_on(x: Array, *, platforms: tuple[str, ...], name: str) -> Array:
+    """Outside of jit."""
+    found = {"gpu": "cuda"}.get(platform := next(iter(x.devices())).platform, platform)
+    _check_platforms((found,), platforms, name)
+    return x
+
+
+def _lower_only_on(ctx: Any, x: Any, *, platforms: tuple[str, ...], name: str) -> Any:
+    _check_platforms(tuple(ctx.platforms or ctx.module_context.platforms), platforms, name)
+    return [x]
+
+
+_only_on_p = Primitive("tileloss_only_on")
+_only_on_p.def_impl(_run_only_on)  # type: ignore[no-untyped-call]
+_only_on_p.def_abstract_eval(lambda x, **_: x)  # type: ignore[no-untyped-call]
+mlir.register_lowering(_only_on_p, _lower_only_on)
+batching.defvectorized(_only_on_p)  # type: ignore[no-untyped-call]

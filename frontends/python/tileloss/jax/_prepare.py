@@ -14,7 +14,7 @@ from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
 from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT
 from tileloss.jax._arguments import checked_labels, flat, flat_vectors, wrong_unless
-from tileloss.jax._devices import Leading, axes_of_rows, varying_alike
+from tileloss.jax._devices import Leading, axes_of_rows, may_be_cut, varying_alike
 from tileloss.jax._differentiated import SHOWN
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.distillation import DistillationRows
@@ -134,12 +134,14 @@ def prepare(loss: str, arguments: Mapping[str, Any]) -> tuple[Operand, Inputs, L
         places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
     spec = _spec(options, outputs, spec)._replace(columns=classes, row_axes=axes_of_rows(rows))
     choice = choose(names, operand, spec, options.is_of_labels)
+    if vocab_axis is not None or (options.is_of_labels and may_be_cut(operand)):
+        choice = choice._replace(one_pass="")  # it needs all rows and columns in one place
     inputs = Inputs(labels, target, vectors, options.arrays, places)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     call = Call(options.without_values(), spec, choice, classes, outputs, length)
     if vocab_axis is not None:
         cut = Shards(vocab_axis, shards, width, classes)
-        call = call._replace(shards=cut, choice=choice._replace(may_be_whole=False))
+        call = call._replace(shards=cut)
     return operand, inputs, leading, call
 
 

@@ -42,7 +42,7 @@ from tileloss.jax._sweeps.transform import (
 )
 
 _TARGET = "tileloss_call"
-_FILE, _CUDA_FILE = "libtileloss_xla.so", "libtileloss_cuda.so"
+_FILE, CUDA_FILE = "libtileloss_xla.so", "libtileloss_cuda.so"
 
 
 @cache
@@ -62,18 +62,9 @@ def _register() -> None:
     jax.ffi.register_ffi_target(_TARGET, capsule("tileloss_xla_call_on_cuda"), platform="CUDA")
 
 
-def refusal(operand: Operand, spec: Spec) -> str:
-    return missing()
-
-
-def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
-    return missing(_FILE, _CUDA_FILE)
-
-
-def missing(*files: str) -> str:
-    """What is missing of this implementation as a whole, as a refusal says it. ``files``: what it needs, if not the handlers
-    alone."""
-    for file in files or (_FILE,):
+def missing(*others: str) -> str:
+    """What is missing of this implementation as a whole, as a refusal says it. ``others``: what it needs beside the handlers."""
+    for file in (_FILE, *others):
         if not is_built(file):
             return f"is not in this build ({file} is missing beside libtileloss.so)"
     return ""
@@ -275,9 +266,9 @@ def _outputs(target: Target, spec: Spec) -> dict[str, Any]:
 
 
 def _no_state(target: Target) -> TeacherState | tuple[()]:
-    if "teacher_logits" not in target.arrays:
-        return ()
     assert target.options is not None
+    if target.options.function.name != "distillation":  # from logits
+        return ()
     nothing = jnp.zeros_like(target.labels, jnp.float32)
     side = RowState(nothing, nothing, nothing)
     label = side if make_label_transform(target.options) else None
