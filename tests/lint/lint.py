@@ -97,7 +97,7 @@ RECIPES = {
             "src/reference/divergence.h",
             *(
                 f"frontends/python/tileloss/{name}distillation.py"
-                for name in ("torch/", "torch/sparse_", "jax/", "jax/sparse_")
+                for name in ("torch/", "torch/sparse_", "jax/")
             ),
         },  # generated
     ),

@@ -17,9 +17,13 @@ from tileloss.jax.cross_entropy import (
     linear_logprobs,
     logprobs,
 )
-from tileloss.jax.distillation import distillation, linear_distillation
+from tileloss.jax.distillation import (
+    distillation,
+    linear_distillation,
+    linear_sparse_distillation,
+    sparse_distillation,
+)
 from tileloss.jax.policy import linear_policy_loss, policy_loss
-from tileloss.jax.sparse_distillation import linear_sparse_distillation, sparse_distillation
 
 __all__ = [
     "DistillationRows",
