@@ -53,6 +53,7 @@ OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "arguments": write_python.arguments,
     "options": write_python.options,
     "stubs": write_python.stubs,
+    "names": write_python.names,
     "values": write_python.values,
     "copies": write_c.copies,
 }

@@ -43,6 +43,12 @@ def stubs(options: Sequence[Option], function: Function) -> list[str]:
     return packed(arguments(options, function, "..."), 126)
 
 
+def names(options: Sequence[Option], function: Function) -> list[str]:
+    """The same of a call that hands them on."""
+    given = [line.partition(":")[0] for line in arguments(options, function)]
+    return packed([f"{name}={name}," for name in given], 118)
+
+
 def values(options: Sequence[Option], function: Function) -> list[str]:
     """Entries of a dictionary, of all inputs but the logits and of the options, in PyTorch's names."""
     inputs = [

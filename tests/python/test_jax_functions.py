@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -33,6 +35,7 @@ from tileloss.jax import (
     logprobs,
     policy_loss,
 )
+from tileloss.jax._arguments import SHOWN
 from tileloss.jax._sweeps import library, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -534,3 +537,24 @@ def test_the_names_are_those_of_the_torch_functions() -> None:
     pairs |= {f"linear_{name}" for name in pairs} | {"DistillationRows"}
     assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pairs}
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)
+
+
+@pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
+@pytest.mark.parametrize("name", [n for n in tileloss_jax.__all__ if n.islower() and n != "tune"])
+def test_every_argument_is_handed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = getattr(tileloss_jax, name)
+    handed: dict[str, Any] = {}
+
+    def apply(loss: str, operand: Any, **given: Any) -> Any:
+        assert name in (loss, f"linear_{loss}")
+        handed.update({SHOWN.get(name, name): x for name, x in given.items()})
+        handed.update(operand._asdict())
+        raise InterruptedError
+
+    monkeypatch.setattr(sys.modules[inspect.unwrap(function).__module__], "apply", apply)
+    arguments: dict[str, Any] = {n: object() for n in inspect.signature(function).parameters}
+    arguments["labels"] = jnp.zeros(3, jnp.int32)
+    with pytest.raises(InterruptedError):
+        function(**arguments)
+    assert handed.keys() == arguments.keys()
+    assert [n for n, x in arguments.items() if handed[n] is not x] == []

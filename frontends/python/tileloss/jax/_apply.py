@@ -2,59 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
+from tileloss.jax._arguments import SHOWN, Call, Inputs, prepare
 from tileloss.jax._devices import on_auto_axes
-from tileloss.jax._differentiated import Wanted, primals, with_results_checked
-from tileloss.jax._prepare import Call, Inputs, has_gradient_in_forward, prepare
 from tileloss.jax._rows.coefficients import target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
 from tileloss.jax._rows.distillation import WeightedRows, row_weights
-from tileloss.jax._rows.inputs import read_labels, read_rows
+from tileloss.jax._rows.inputs import read_labels, read_rows, without_columns
 from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.policy.metrics import applicable
+from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
     BackwardRows,
     Operand,
+    Swept,
     Target,
     TargetRows,
 )
 from tileloss.jax._sweeps.transform import make_transform
-from tileloss.jax._target import without_columns
 
 Results = dict[str, Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@with_results_checked
-def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
+@jax.tree_util.register_static
+class Wanted(tuple[bool, ...]):
+    """Which of the operand's arrays are differentiated."""
+
+
+def _with_results_checked(function: _Function) -> _Function:
+    """The function under `jax.debug_nans`: outside of jit it would raise for NaN that stands for "not given" or "does not apply",
+    and never gets into what it returns. That is checked."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if not jax.config.jax_debug_nans:  # type: ignore[attr-defined]
+            return function(*arguments, **named)
+        with jax.debug_nans(False):
+            found = function(*arguments, **named)
+        jax.tree.map(jnp.copy, found)
+        return found
+
+    return cast(_Function, checked)
+
+
+@_with_results_checked
+def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
     """The results by their names in tileloss_args: "loss", of the rows' shape unless it is reduced; "metrics" that apply, by
     name; row outputs, of the rows' shape.
 
-    ``loss``: a function of the library, from logits. ``arguments``: of a public function, by name; of the LM head where
-    "hidden" is among them.
+    ``loss``: a function of the library, from logits. ``arguments``: what else a public function was given, tensors by their names
+    in tileloss_args.
     """
-    x, inputs, leading, call = prepare(loss, arguments)
-    grad_in_forward = has_gradient_in_forward(arguments.get("grad_in_forward"), x, call)
+    x, inputs, leading, call = prepare(loss, operand, arguments)
 
     @jax.custom_vjp
     def run(x: Operand, o: Inputs) -> Results:
         return _stage(_forward(x, o, call), o, call)[0]
 
     def forward(x: Operand, o: Inputs) -> tuple[Results, Any]:
-        wanted, x, o = primals(x, o)
+        wanted, x, o = _primals(x, o)
         if not any(wanted):
             return run(x, o), None
-        if grad_in_forward:
+        if call.grad_in_forward:
             return call.choice.run_whole(
                 partial(_by_sweeps, call, wanted), partial(_in_one_pass, call, wanted), x, o
             )
@@ -67,15 +88,15 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
         if saved is None or not given:
             return None, None
         if call.shards:
-            of = saved if grad_in_forward else saved[0]
+            of = saved if call.grad_in_forward else saved[0]
             given = {n: call.shards.upstream(of, g) for n, g in given.items()}
-        if grad_in_forward:  # what is saved is the gradient for an upstream of 1
+        if call.grad_in_forward:  # what is saved is the gradient for an upstream of 1
             return jax.tree.map(lambda g: (g * given["loss"]).astype(g.dtype), saved), None
         x, o, state, wanted = saved
         upstream = {f"{name}_grad": g for name, g in given.items()}
         return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], wanted), None
 
-    run.defvjp(forward, with_results_checked(backward), symbolic_zeros=True)
+    run.defvjp(forward, _with_results_checked(backward), symbolic_zeros=True)
     by_rows = {name: name != "metrics" for name in call.outputs}
     if call.options.function.is_loss:
         by_rows["loss"] = call.options.is_per_row
@@ -86,6 +107,31 @@ def apply(loss: str, arguments: Mapping[str, Any]) -> Results:
         names = applicable(call.options, "ref_logp" in inputs.vectors)
         found["metrics"] = {name: named[name] for name in names}
     return found
+
+
+def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
+    """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values.
+
+    Raises:
+        ValueError: one that has no gradient is to be differentiated: its gradient would be 0 in silence.
+    """
+
+    def is_primal(leaf: Any) -> bool:
+        return isinstance(leaf, CustomVJPPrimal)
+
+    wanted = Wanted(leaf is not None and leaf.perturbed for leaf in x)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(o, is_leaf=is_primal):
+        name = getattr(path[-1], "key", "")
+        is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
+        # A teacher is a constant whatever it is made of.
+        if leaf.perturbed and is_float and not name.startswith("teacher_"):
+            shown = SHOWN.get(name, name)
+            raise ValueError(
+                f"{shown}: expected an array without gradient, as it is not differentiated (jax.lax.stop_gradient), got one "
+                "that is to be differentiated"
+            )
+    x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=is_primal)
+    return wanted, x, o
 
 
 def _by_sweeps(call: Call, wanted: Wanted, x: Operand, o: Inputs) -> tuple[Results, Operand]:
@@ -127,54 +173,16 @@ def _target(o: Inputs, call: Call) -> Target:
     return Target(columns, without_columns(o.target, used & ~wrong), options)
 
 
+def _sweep(call: Call, sweep: str, x: Operand, *arguments: Any) -> Any:
+    """``sweep``: "forward" or "backward", with its arguments; over all shards of the vocabulary."""
+    if call.shards is None:
+        return call.choice.run(sweep, x, *arguments)
+    return getattr(call.shards, sweep)(call.choice.run, x, *arguments)
+
+
 def _forward(x: Operand, o: Inputs, call: Call) -> Any:
-    return call.run("forward", x, _target(o, call), make_transform(call.options_of(o)), call.spec)
-
-
-def _stage(
-    state: Any, o: Inputs, call: Call, upstream: Mapping[str, Array] | None = None
-) -> tuple[Results, Any]:
-    """The results, and what a backward sweep is to be told of each row. ``upstream``: gradients by their names in
-    tileloss_args; None: a loss's is 1."""
-    options, upstream = call.options_of(o), upstream or {}
-    if not call.is_of_labels:
-        rows = _weighted_rows(o, call)
-        factors = rows.factors * upstream["loss_grad"] if upstream else rows.factors
-        return rows.results(options, state.outputs, call.outputs), factors
-    if not options.function.is_loss:
-        found = logprobs(state, o.labels, options, classes=call.classes)._asdict()
-        coefficients = None
-        if upstream:
-            coefficients = logprobs_coefficients(
-                state, o.labels, options, classes=call.classes, **upstream
-            )
-        return {name: found[name] for name in call.outputs}, coefficients
-    tensors = {**o.vectors, **upstream}
-    if "advantages" not in tensors:
-        of_classes = o.target.get("class_weights")
-        result = cross_entropy(
-            state, o.labels, options, classes=call.classes, class_weights=of_classes, **tensors
-        )
-        return {"loss": result.loss}, result.coefficients
-    result, metrics = policy_loss(
-        state,
-        o.labels,
-        tensors.pop("advantages"),
-        options,
-        classes=call.classes,
-        sequence_length=call.sequence_length,
-        places=o.places,
-        wants_metrics="metrics" in call.outputs,
-        **tensors,
-    )
-    named = {} if metrics is None else {"metrics": metrics}
-    return {"loss": result.loss, **named}, result.coefficients
-
-
-def _weighted_rows(o: Inputs, call: Call) -> WeightedRows:
-    options, mask = call.options_of(o), o.vectors.get("mask")
-    _, used, wrong = read_labels(o.labels, options, call.classes, mask)
-    return WeightedRows(used, wrong, row_weights(options, used, o.vectors.get("token_weights")))
+    transform = make_transform(call.options_of(o))
+    return _sweep(call, "forward", x, _target(o, call), transform, call.spec)
 
 
 def _backward(
@@ -194,7 +202,87 @@ def _backward(
         first = state.outputs[call.spec.outputs[0]]
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
     spec = call.spec._replace(wanted=tuple(wanted))
-    gradient: Operand = call.run(
-        "backward", x, _target(o, call), rows, make_transform(options), spec
-    )
+    transform = make_transform(options)
+    gradient: Operand = _sweep(call, "backward", x, _target(o, call), rows, transform, spec)
     return gradient
+
+
+# ------------------------------------------------------------------------------------------------ the row stage, by loss
+
+
+def _stage(
+    state: Any, o: Inputs, call: Call, upstream: Mapping[str, Array] | None = None
+) -> tuple[Results, Any]:
+    """The results, and what a backward sweep is to be told of each row. ``upstream``: gradients by their names in
+    tileloss_args; None: a loss's is 1."""
+    return _STAGES[call.options.function.loss](state, o, call, upstream or {})
+
+
+def _stage_of_logprobs(
+    state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
+) -> tuple[Results, Any]:
+    options, coefficients = call.options_of(o), None
+    found = logprobs(state, o.labels, options, classes=call.classes)._asdict()
+    if upstream:
+        coefficients = logprobs_coefficients(
+            state, o.labels, options, classes=call.classes, **upstream
+        )
+    return {name: found[name] for name in call.outputs}, coefficients
+
+
+def _stage_of_cross_entropy(
+    state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
+) -> tuple[Results, Any]:
+    result = cross_entropy(
+        state,
+        o.labels,
+        call.options_of(o),
+        classes=call.classes,
+        class_weights=o.target.get("class_weights"),
+        **o.vectors,
+        **upstream,
+    )
+    return {"loss": result.loss}, result.coefficients
+
+
+def _stage_of_policy(
+    state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
+) -> tuple[Results, Any]:
+    result, metrics = policy_loss(
+        state,
+        o.labels,
+        options=call.options_of(o),
+        classes=call.classes,
+        sequence_length=call.sequence_length,
+        places=o.places,
+        wants_metrics="metrics" in call.outputs,
+        **o.vectors,
+        **upstream,
+    )
+    named = {} if metrics is None else {"metrics": metrics}
+    return {"loss": result.loss, **named}, result.coefficients
+
+
+def _stage_of_target(
+    swept: Swept, o: Inputs, call: Call, upstream: Mapping[str, Array]
+) -> tuple[Results, Any]:
+    """Of a target that is not labels."""
+    rows = _weighted_rows(o, call)
+    factors = rows.factors * upstream["loss_grad"] if upstream else rows.factors
+    return rows.results(call.options_of(o), swept.outputs, call.outputs), factors
+
+
+def _weighted_rows(o: Inputs, call: Call) -> WeightedRows:
+    options, mask = call.options_of(o), o.vectors.get("mask")
+    _, used, wrong = read_labels(o.labels, options, call.classes, mask)
+    return WeightedRows(used, wrong, row_weights(options, used, o.vectors.get("token_weights")))
+
+
+_STAGES: dict[str, Callable[..., tuple[Results, Any]]] = {
+    "cross_entropy": _stage_of_cross_entropy,
+    "distillation": _stage_of_target,
+    "logprobs": _stage_of_logprobs,
+    "policy_loss": _stage_of_policy,
+    "soft_cross_entropy": _stage_of_target,
+    "sparse_distillation": _stage_of_target,
+}

@@ -1,55 +1,285 @@
-"""What the losses are made of, logits or hidden states with their head: checked, and flat."""
+"""A public function's arguments: checked, flat, and what is known of the call while it is traced."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from math import prod
-from operator import and_
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
-from tileloss._core.slots import SLOTS
-from tileloss.jax._devices import Leading
-from tileloss.jax._rows.inputs import is_used, wide
-from tileloss.jax._rows.options import Options
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec
+from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
+from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT, SLOTS
+from tileloss.jax._devices import Leading, axes_of_rows, may_be_cut, varying_alike
+from tileloss.jax._implementations import Choice, check_names, choose
+from tileloss.jax._rows.distillation import DistillationRows
+from tileloss.jax._rows.inputs import are_columns, wrong_unless
+from tileloss.jax._rows.options import Options, check, resolve
+from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._shards import Shards
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, with_outputs
 
+# By their names in tileloss_args, as the public functions have them.
+SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
 _LAYOUTS = ("HV", "VH")
+Arrays = dict[str, Array]
 
 
-def flat(operand: Operand, labels: Array | None, spec: Spec) -> tuple[Operand, Leading, int, Spec]:
-    """The operand with one leading dimension, those that it had, the size of its vocabulary, and ``spec`` with a head's
-    compute_dtype.
+class Inputs(NamedTuple):
+    """Everything that may be traced besides the operand."""
 
-    ``labels``: of the operand's leading dimensions; None: there are none to hold against them.
+    labels: Array
+    target: Arrays  # the arrays of a Target, by their names in tileloss_args
+    vectors: Arrays  # by the same
+    arrays: Arrays  # options that are arrays
+    places: Array | None  # of the rows among the labels, where their order is another
+
+
+class Call(NamedTuple):
+    """What is known of a call while it is traced. JAX keeps it with the program: it holds no array."""
+
+    options: Options  # without values
+    spec: Spec
+    choice: Choice
+    classes: int  # of the whole vocabulary, padding excluded
+    outputs: tuple[str, ...]  # the results besides a loss
+    grad_in_forward: bool
+    sequence_length: int
+    shards: Shards | None
+
+    @property
+    def is_of_labels(self) -> bool:
+        return self.options.is_of_labels
+
+    @property
+    def differentiable(self) -> list[str]:
+        if self.options.function.is_loss:
+            return ["loss"]
+        return [name for name in self.outputs if name in DIFFERENTIABLE]
+
+    def options_of(self, o: Inputs) -> Options:
+        return self.options._replace(arrays=o.arrays)
+
+
+def prepare(
+    loss: str, operand: Operand, given: Mapping[str, Any]
+) -> tuple[Operand, Inputs, Leading, Call]:
+    """Checks the arguments and flattens the leading dimensions.
+
+    ``given``: a public function's arguments besides the operand's arrays, tensors by their names in tileloss_args.
 
     Raises:
-        TypeError, ValueError: a dtype or a shape, by the public functions' names.
+        TypeError, ValueError: a dtype, a shape, a number ..., by the public functions' names.
+    """
+    function = FUNCTIONS[f"linear_{loss}" if isinstance(operand, LmHead) else loss]
+    tensors = ARGUMENTS[function.name]
+    _check_given(function, {**operand._asdict(), **given})
+    labels, vocab_axis = given["labels"], given.get("vocab_axis")
+    chosen = {name: given.get(name) for name in PUBLIC_OPTIONS[function.name]}
+    if labels is None:  # so that none is ignored
+        chosen["ignore_index"] = None
+    else:
+        labels = _checked_labels(labels)
+    options = resolve(function.name, chosen, given.get("preset") or "")
+    names, outputs = check_names(given.get("implementation")), _outputs(options, given)
+    operand, leading, width, spec = _flat(operand, labels, given)
+    rows = operand[0]
+    assert rows is not None
+    target, spec = _target_arrays(tensors.target, given, operand, leading, width, spec)
+    shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
+    vocab = shards * width
+    options, are_right = options.within_ranges()
+    vectors, of_vectors = _flat_vectors(
+        {name: given.get(name) for name in tensors.inputs}, leading, vocab, options
+    )
+    has_sequences = "sequence_offsets" in tensors.inputs
+    length = _sequence_length(labels, vectors) if has_sequences else 0
+    check(
+        options,
+        rows=prod(leading.shape),
+        columns=vocab,
+        vectors={n: v.size for n, v in vectors.items()},
+        target={n: x.shape for n, x in target.items()},
+        sequence_length=length,
+        has_labels=labels is not None,
+        outputs=() if options.is_of_labels else outputs,
+        renamed=SHOWN,
+    )
+    valid = options.integer("valid_vocab")
+    classes = vocab if valid < 0 else valid
+    if "class_weights" in vectors:
+        target["class_weights"] = vectors.pop("class_weights")[:classes].astype(jnp.float32)
+    labels = _any_columns(rows, target, classes) if labels is None else leading.flat(labels)
+    labels = wrong_unless([*are_right, *of_vectors, *are_columns(target, classes)], labels, options)
+    places = None
+    if has_sequences and leading.is_cut_within:
+        places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
+    spec = with_outputs(spec, options, outputs)
+    spec = spec._replace(columns=classes, row_axes=axes_of_rows(rows))
+    choice = choose(names, operand, spec, options.is_of_labels)
+    if vocab_axis is not None or (options.is_of_labels and may_be_cut(operand)):
+        choice = choice._replace(one_pass="")  # it needs all rows and columns in one place
+    dtypes = [x.dtype for x in operand if x is not None]
+    call = Call(
+        options=options.without_values(),
+        spec=spec,
+        choice=choice,
+        classes=classes,
+        outputs=outputs,
+        grad_in_forward=_has_gradient_in_forward(
+            given.get("grad_in_forward"), dtypes, options, choice
+        ),
+        sequence_length=length,
+        shards=None if vocab_axis is None else Shards(vocab_axis, shards, width, classes),
+    )
+    inputs = Inputs(labels, target, vectors, options.arrays, places)
+    operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
+    return operand, inputs, leading, call
+
+
+def _check_given(function: Function, tensors: Mapping[str, Any]) -> None:
+    for tensor in function.info.tensors[: function.info.num_tensors]:
+        name = tensor.name.decode()
+        if tensor.is_required and tensor.role == INPUT and tensors.get(name) is None:
+            raise TypeError(f"{SHOWN.get(name, name)}: expected an array, got None")
+
+
+def _axis_size(axis: str) -> int:
+    try:
+        return int(lax.axis_size(axis))
+    except NameError as error:
+        raise ValueError(
+            f"vocab_axis: expected the name of a mesh axis inside shard_map, got {axis!r}"
+        ) from error
+
+
+def _outputs(options: Options, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The results besides a loss, by name."""
+    if "outputs" not in given:
+        return ("metrics",) if given.get("return_metrics") else ()
+    outputs = given["outputs"]
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    known = (DistillationRows if options.function.is_loss else RowOutputs)._fields
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"outputs: expected names among {', '.join(known)}, got {', '.join(unknown)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _has_gradient_in_forward(
+    given: bool | None, dtypes: Sequence[DTypeLike], options: Options, choice: Choice
+) -> bool:
+    """Whether the gradient is made with the loss: by default where that is less work. One in float16 would be rounded before a
+    loss scale multiplies it. ``dtypes``: of the operand."""
+    is_per_row = not options.function.is_loss or options.is_per_row
+    if given and is_per_row:
+        raise ValueError(
+            "grad_in_forward: expected False for a loss per row (reduction or aggregation 'none'), whose upstream gradient "
+            "has to be known, got True"
+        )
+    if given is not None or is_per_row:
+        return bool(given)
+    if jnp.float16 in dtypes:
+        return False
+    # Of labels it saves a product, and is made so in C++.
+    saves_a_product = options.function.is_linear and choice.has_one_pass(jax.default_backend())
+    return saves_a_product or not options.is_of_labels
+
+
+# ------------------------------------------------------------------------------------------------ the operand
+
+
+def _flat(
+    operand: Operand, labels: Array | None, given: Mapping[str, Any]
+) -> tuple[Operand, Leading, int, Spec]:
+    """The operand with one leading dimension, those that it had, the size of its vocabulary, and the spec of its products.
+
+    ``labels``: of the operand's leading dimensions; None: there are none to hold against them.
     """
     if isinstance(operand, Logits):
-        logits = floats("logits", operand.logits)
+        logits = _floats("logits", operand.logits)
         _check_leading("logits", "V", logits, labels)
         rows, vocab = Leading(logits), logits.shape[-1]
-        return Logits(rows.flat(logits, vocab)), rows, vocab, spec
-    return _flat_head(operand, labels, spec)
+        return Logits(rows.flat(logits, vocab)), rows, vocab, Spec(0)
+    hidden, head = _floats("hidden", operand.hidden), _floats("head", operand.head)
+    layout = given["head_layout"]
+    if layout not in _LAYOUTS:
+        raise ValueError(f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    _check_leading("hidden", "H", hidden, labels)
+    size = hidden.shape[-1]
+    if size == 0:
+        raise ValueError(
+            f"hidden: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
+        )
+    if head.ndim != 2 or head.shape[layout.index("H")] != size:
+        expected = f"[{size}, V]" if layout == "HV" else f"[V, {size}]"
+        raise ValueError(
+            f"head: expected shape {expected} of head_layout {layout!r}, got {list(head.shape)}"
+        )
+    vocab = head.shape[layout.index("V")]
+    bias = None if operand.bias is None else _floats("bias", operand.bias)
+    if bias is not None and bias.shape != (vocab,):
+        raise ValueError(f"bias: expected shape [{vocab}], got {list(bias.shape)}")
+    seen = _compute_dtype(given["compute_dtype"], hidden, head)
+    rows = Leading(hidden)
+    flat = LmHead(rows.flat(hidden, size), head, bias)
+    return flat, rows, vocab, Spec(0, head_layout=layout, compute_dtype=seen)
 
 
-def checked_labels(labels: Any) -> Array:
+def _floats(name: str, x: Any) -> Array:
+    array = jnp.asarray(x)
+    if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {array.dtype}")
+    if not all(isinstance(n, int) for n in array.shape):
+        raise ValueError(
+            f"{name}: expected a shape of known sizes (jax.export: no symbolic ones), got [{', '.join(map(str, array.shape))}]"
+        )
+    return array
+
+
+def _check_leading(name: str, last: str, x: Array, labels: Array | None) -> None:
+    if labels is None:
+        if x.ndim == 0:
+            raise ValueError(f"{name}: expected [..., {last}], got shape []")
+    elif x.ndim == 0 or x.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"labels: expected {name}'{'' if name.endswith('s') else 's'} leading dimensions {list(x.shape[:-1])}, "
+            f"got {list(labels.shape)}"
+        )
+
+
+def _compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
+    """What the products of ``tensors`` see."""
+    if given is None:
+        all_narrow = all(x.dtype == jnp.bfloat16 for x in tensors)
+        return jnp.bfloat16 if all_narrow else jnp.float32
+    try:
+        dtype = jnp.dtype(given)
+    except TypeError:
+        dtype = None
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"compute_dtype: expected float32 or bfloat16, got {given}")
+    return dtype
+
+
+# ------------------------------------------------------------------------------------------------ what goes with the rows
+
+
+def _checked_labels(labels: Any) -> Array:
     array = jnp.asarray(labels)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"labels: expected integers, got {array.dtype}")
     return array
 
 
-def flat_vectors(
+def _flat_vectors(
     vectors: Mapping[str, Any], rows: Leading, columns: int, options: Options
-) -> tuple[dict[str, Array], list[Array]]:
+) -> tuple[Arrays, list[Array]]:
     """What is given besides labels, by the names in tileloss_args, with one dimension; and, as bool [], whether what only the
     program knows of them is right.
 
@@ -58,7 +288,7 @@ def flat_vectors(
     Raises:
         TypeError, ValueError: a dtype or a shape, or offsets that are known and cannot be.
     """
-    found: dict[str, Array] = {}
+    found: Arrays = {}
     shape, count = rows.shape, prod(rows.shape)
     are_right: list[Array] = []
     for name, given in vectors.items():
@@ -122,77 +352,116 @@ def _checked_offsets(name: str, given: Any, rows: int) -> tuple[Array, list[Arra
     return offsets, []
 
 
-def wrong_unless(are_right: list[Array], labels: Array, options: Options) -> Array:
-    """The labels [N]; one that is no class in place of each that counts where not all of ``are_right``, bool [] or [N], are."""
-    if not are_right:
-        return labels
-    labels = wide(labels)
-    limits, ignored = np.iinfo(labels.dtype), options.integer("ignore_index")
-    wrong = next(x for x in (-1, -2, limits.max, limits.max - 1) if limits.min <= x != ignored)
-    is_wrong = is_used(labels, options) & ~reduce(and_, are_right)
-    return jnp.where(is_wrong, jnp.asarray(wrong, labels.dtype), labels)
-
-
-def _flat_head(
-    operand: LmHead, labels: Array | None, spec: Spec
-) -> tuple[LmHead, Leading, int, Spec]:
-    hidden, head = floats("hidden", operand.hidden), floats("head", operand.head)
-    if spec.head_layout not in _LAYOUTS:
+def _sequence_length(labels: Array, vectors: Arrays) -> int:
+    """T of labels [B, T]; 0 where offsets say it all, as they do for T = 0."""
+    if "sequence_offsets" in vectors:
+        return 0
+    if labels.ndim != 2:
         raise ValueError(
-            f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {spec.head_layout!r}"
+            f"labels: expected [B, T] without sequence_offsets, got shape {list(labels.shape)}"
         )
-    _check_leading("hidden", "H", hidden, labels)
+    if labels.shape[1] == 0:  # to the library: no sequences
+        vectors["sequence_offsets"] = jnp.zeros(labels.shape[0] + 1, jnp.int32)
+    return labels.shape[1]
+
+
+def _any_columns(rows: Array, target: Arrays, classes: int) -> Array:
+    """In place of labels that are not given: any column may be the one that is computed to more digits."""
+    if "target_probs" in target:  # a sure row is made of its heaviest
+        return jnp.argmax(target["target_probs"][:, :classes], axis=1).astype(jnp.int32)
+    return jnp.zeros_like(rows, jnp.int32, shape=rows.shape[:1])
+
+
+# ------------------------------------------------------------------------------------------------ the target
+
+
+def _target_arrays(
+    names: tuple[str, ...],
+    given: Mapping[str, Any],
+    student: Operand,
+    rows: Leading,
+    vocab: int,
+    spec: Spec,
+) -> tuple[Arrays, Spec]:
+    """Of a target that is not labels alone, ``names`` in tileloss_args; and the spec of both sides. ``student``: flat; ``rows``:
+    the leading dimensions that it had."""
+    if "teacher_hidden" in names:
+        return _teacher_head(given, student, rows, vocab, spec)
+    if "teacher_logits" in names:
+        return _teacher_logits(given["teacher_logits"], student, rows), spec
+    if "teacher_ids" in names:
+        return _teacher_columns(given["teacher_ids"], given["teacher_logprobs"], rows), spec
+    if "target_probs" in names:
+        return _probabilities(given["target_probs"], rows, vocab), spec
+    return {}, spec
+
+
+def _teacher_logits(teacher: Any, student: Operand, rows: Leading) -> Arrays:
+    assert isinstance(student, Logits)
+    array, logits = _floats("teacher", teacher), student.logits
+    if array.dtype != logits.dtype:
+        raise TypeError(f"teacher: expected logits' dtype {logits.dtype}, got {array.dtype}")
+    if array.shape != (*rows.shape, logits.shape[-1]):
+        raise ValueError(
+            f"teacher: expected logits' shape {[*rows.shape, logits.shape[-1]]}, got {list(array.shape)}"
+        )
+    return {"teacher_logits": rows.flat(array, array.shape[-1])}
+
+
+def _teacher_head(
+    given: Mapping[str, Any], student: Operand, rows: Leading, vocab: int, spec: Spec
+) -> tuple[Arrays, Spec]:
+    assert isinstance(student, LmHead) and student.hidden is not None and student.head is not None
+    names = ("teacher_hidden", "teacher_head", "teacher_bias")
+    hidden, head, bias = (None if given[n] is None else _floats(n, given[n]) for n in names)
+    assert hidden is not None and head is not None
+    if hidden.ndim == 0 or hidden.shape[:-1] != rows.shape or hidden.shape[-1] == 0:
+        raise ValueError(
+            f"teacher_hidden: expected shape {_shape(rows, 'G')}, got {list(hidden.shape)}"
+        )
     size = hidden.shape[-1]
-    if size == 0:
+    expected = [size, vocab] if spec.head_layout == "HV" else [vocab, size]
+    if list(head.shape) != expected:
         raise ValueError(
-            f"hidden: expected a last dimension of at least 1, got shape {list(hidden.shape)}"
+            f"teacher_head: expected shape {expected} of head_layout {spec.head_layout!r}, got {list(head.shape)}"
         )
-    if head.ndim != 2 or head.shape[spec.head_layout.index("H")] != size:
-        expected = f"[{size}, V]" if spec.head_layout == "HV" else f"[V, {size}]"
-        raise ValueError(
-            f"head: expected shape {expected} of head_layout {spec.head_layout!r}, got {list(head.shape)}"
-        )
-    vocab = head.shape[spec.head_layout.index("V")]
-    bias = None if operand.bias is None else floats("bias", operand.bias)
-    if bias is not None and bias.shape != (vocab,):
-        raise ValueError(f"bias: expected shape [{vocab}], got {list(bias.shape)}")
-    seen = compute_dtype(spec.compute_dtype, hidden, head)
-    rows = Leading(hidden)
-    flat_operand = LmHead(rows.flat(hidden, size), head, bias)
-    return flat_operand, rows, vocab, spec._replace(compute_dtype=seen)
+    found = {"teacher_hidden": rows.flat(hidden, size), "teacher_head": head}
+    if bias is not None:
+        found["teacher_bias"] = bias
+        if bias.shape != (vocab,):
+            raise ValueError(f"teacher_bias: expected shape [{vocab}], got {list(bias.shape)}")
+    # What the products of both sides see: bfloat16 where all four are that.
+    both = _compute_dtype(given["compute_dtype"], student.hidden, student.head, hidden, head)
+    return found, spec._replace(compute_dtype=both)
 
 
-def floats(name: str, x: Any) -> Array:
-    array = jnp.asarray(x)
+def _teacher_columns(ids: Any, logprobs: Any, rows: Leading) -> Arrays:
+    of_columns, log_q = jnp.asarray(ids), _floats("teacher_logprobs", logprobs)
+    if not jnp.issubdtype(of_columns.dtype, jnp.integer):
+        raise TypeError(f"teacher_ids: expected integers, got {of_columns.dtype}")
+    if of_columns.ndim == 0 or of_columns.shape[:-1] != rows.shape or of_columns.shape[-1] == 0:
+        raise ValueError(
+            f"teacher_ids: expected shape {_shape(rows, 'K')}, got {list(of_columns.shape)}"
+        )
+    if log_q.shape != of_columns.shape:
+        raise ValueError(
+            f"teacher_logprobs: expected teacher_ids' shape {list(of_columns.shape)}, got {list(log_q.shape)}"
+        )
+    pairs = {"teacher_ids": of_columns, "teacher_logprobs": log_q}
+    return {name: rows.flat(x, x.shape[-1]) for name, x in pairs.items()}
+
+
+def _probabilities(probs: Any, rows: Leading, vocab: int) -> Arrays:
+    """Of a float type that the library does not take as float32."""
+    array, shape = jnp.asarray(probs), [*rows.shape, vocab]
+    if list(array.shape) != shape:
+        raise ValueError(
+            f"labels: expected class probabilities of the logits' shape {shape}, got {list(array.shape)}"
+        )
     if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {array.dtype}")
-    if not all(isinstance(n, int) for n in array.shape):
-        raise ValueError(
-            f"{name}: expected a shape of known sizes (jax.export: no symbolic ones), got [{', '.join(map(str, array.shape))}]"
-        )
-    return array
+        array = array.astype(jnp.float32)
+    return {"target_probs": rows.flat(array, vocab)}
 
 
-def _check_leading(name: str, last: str, x: Array, labels: Array | None) -> None:
-    if labels is None:
-        if x.ndim == 0:
-            raise ValueError(f"{name}: expected [..., {last}], got shape []")
-    elif x.ndim == 0 or x.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels: expected {name}'{'' if name.endswith('s') else 's'} leading dimensions {list(x.shape[:-1])}, "
-            f"got {list(labels.shape)}"
-        )
-
-
-def compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
-    """What the products of ``tensors`` see."""
-    if given is None:
-        all_narrow = all(x.dtype == jnp.bfloat16 for x in tensors)
-        return jnp.bfloat16 if all_narrow else jnp.float32
-    try:
-        dtype = jnp.dtype(given)
-    except TypeError:
-        dtype = None
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"compute_dtype: expected float32 or bfloat16, got {given}")
-    return dtype
+def _shape(rows: Leading, last: str) -> str:
+    return f"[{', '.join(map(str, [*rows.shape, last]))}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
@@ -88,7 +89,15 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _cross_entropy(locals())
+    return _cross_entropy(
+        Logits(logits), labels, class_weights=weight, grad_in_forward=grad_in_forward, implementation=implementation,
+        vocab_axis=vocab_axis,
+        # generated: names of cross_entropy
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
@@ -135,7 +144,15 @@ def linear_cross_entropy(
     dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
     label is out of range makes them NaN.
     """
-    return _cross_entropy(locals())
+    return _cross_entropy(
+        LmHead(hidden, head, bias), labels, class_weights=weight, head_layout=head_layout, compute_dtype=compute_dtype,
+        grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of cross_entropy
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
@@ -175,7 +192,13 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the labels' shape, None for what was not asked for.
     """
-    return RowOutputs(**apply("logprobs", locals()))
+    return RowOutputs(**apply(
+        "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of logprobs
+        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index,
+        # end of generated
+    ))  # fmt: skip
 
 
 @explains_names
@@ -203,22 +226,26 @@ def linear_logprobs(
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    return RowOutputs(**apply("logprobs", locals()))
+    return RowOutputs(**apply(
+        "logprobs", LmHead(hidden, head, bias), labels=labels, head_layout=head_layout, outputs=outputs,
+        compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of logprobs
+        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index,
+        # end of generated
+    ))  # fmt: skip
 
 
-def _cross_entropy(arguments: Mapping[str, Any]) -> Array:
+def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
-    labels = arguments["labels"]
-    if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        loss: Array = apply("cross_entropy", arguments)["loss"]
-        return loss
-    for name, needed in (("vocab_axis", None), ("z_loss", 0)):
-        if arguments[name] != needed:
-            raise ValueError(
-                f"{name}: expected {needed} with class probabilities, got {arguments[name]!r}"
-            )
-    loss = apply("soft_cross_entropy", {**arguments, "target_probs": labels, "labels": None})[
-        "loss"
-    ]
-    return loss
+    loss, target = "cross_entropy", {"labels": labels}
+    if labels is not None and jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
+        for name, needed in (("vocab_axis", None), ("z_loss", 0)):
+            if given[name] != needed:
+                raise ValueError(
+                    f"{name}: expected {needed} with class probabilities, got {given[name]!r}"
+                )
+        loss, target = "soft_cross_entropy", {"labels": None, "target_probs": labels}
+    found: Array = apply(loss, operand, **target, **given)["loss"]
+    return found

@@ -4,6 +4,7 @@ as inference servers hand them out, some."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from jax import Array
 from jax.typing import DTypeLike
@@ -11,7 +12,8 @@ from jax.typing import DTypeLike
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
-from tileloss.jax._rows.distillation import DistillationRows, with_rows
+from tileloss.jax._rows.distillation import DistillationRows
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
@@ -107,7 +109,17 @@ def distillation(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return with_rows(apply("distillation", locals()))
+    return _distillation(
+        "distillation", Logits(logits), teacher_logits=teacher, labels=labels, outputs=outputs, grad_in_forward=grad_in_forward,
+        implementation=implementation,
+        # generated: names of distillation but temperature_on
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
+        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
+        teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap, teacher_temperature=teacher_temperature,
+        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
@@ -165,7 +177,18 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head and bias, in their dtypes;
     one that is not asked for costs nothing. The teacher's are 0.
     """
-    return with_rows(apply("distillation", locals()))
+    return _distillation(
+        "distillation", LmHead(hidden, head, bias), teacher_hidden=teacher_hidden, teacher_head=teacher_head,
+        teacher_bias=teacher_bias, labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
+        grad_in_forward=grad_in_forward, implementation=implementation,
+        # generated: names of distillation but temperature_on
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
+        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
+        teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap, teacher_temperature=teacher_temperature,
+        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
@@ -237,7 +260,16 @@ def sparse_distillation(
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
-    return with_rows(apply("sparse_distillation", locals()))
+    return _distillation(
+        "sparse_distillation", Logits(logits), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs, labels=labels,
+        outputs=outputs, grad_in_forward=grad_in_forward, implementation=implementation,
+        # generated: names of sparse_distillation but temperature_on
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
+        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
+        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared, tail=tail,
+        # end of generated
+    )  # fmt: skip
 
 
 @explains_names
@@ -277,4 +309,22 @@ def linear_sparse_distillation(
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    return with_rows(apply("sparse_distillation", locals()))
+    return _distillation(
+        "sparse_distillation", LmHead(hidden, head, bias), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs,
+        labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
+        grad_in_forward=grad_in_forward, implementation=implementation,
+        # generated: names of sparse_distillation but temperature_on
+        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
+        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
+        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared, tail=tail,
+        # end of generated
+    )  # fmt: skip
+
+
+def _distillation(
+    loss: str, operand: Operand, **given: Any
+) -> Array | tuple[Array, DistillationRows]:
+    found = apply(loss, operand, **given)
+    of_rows = {name: x for name, x in found.items() if name != "loss"}
+    return (found["loss"], DistillationRows(**of_rows)) if of_rows else found["loss"]

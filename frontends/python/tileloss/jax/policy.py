@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
 from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 # fmt: off
@@ -221,7 +222,23 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    return _policy_loss(locals())
+    return _policy_loss(
+        Logits(logits), labels, advantages, return_metrics=return_metrics, grad_in_forward=grad_in_forward,
+        implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of policy_loss
+        mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
+        preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level, aggregation=aggregation,
+        advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low, epsilon_high=epsilon_high, delta=delta,
+        dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg, vespo_k_pos=vespo_k_pos,
+        vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg,
+        log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction, sampler_level=sampler_level,
+        sampler_min=sampler_min, sampler_max=sampler_max, off_policy_threshold=off_policy_threshold,
+        entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold, beta=beta, kl_estimator=kl_estimator,
+        kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp, kl_clamp=kl_clamp, entropy_coef=entropy_coef,
+        entropy_reduction=entropy_reduction, num_items=num_items, max_length=max_length,
+        # end of generated
+    )  # fmt: skip
 
 
 # fmt: off
@@ -337,15 +354,32 @@ def linear_policy_loss(
     Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
     tokens. Tokens that are masked or ignored may hold NaN.
     """
-    return _policy_loss(locals())
+    return _policy_loss(
+        LmHead(hidden, head, bias), labels, advantages, head_layout=head_layout, return_metrics=return_metrics,
+        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
+        # generated: names of policy_loss
+        mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
+        preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level, aggregation=aggregation,
+        advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low, epsilon_high=epsilon_high, delta=delta,
+        dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg, vespo_k_pos=vespo_k_pos,
+        vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg,
+        log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction, sampler_level=sampler_level,
+        sampler_min=sampler_min, sampler_max=sampler_max, off_policy_threshold=off_policy_threshold,
+        entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold, beta=beta, kl_estimator=kl_estimator,
+        kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp, kl_clamp=kl_clamp, entropy_coef=entropy_coef,
+        entropy_reduction=entropy_reduction, num_items=num_items, max_length=max_length,
+        # end of generated
+    )  # fmt: skip
 
 
-def _policy_loss(arguments: dict[str, Any]) -> Array | tuple[Array, dict[str, Array]]:
-    if arguments["advantage_level"] is None:
+def _policy_loss(
+    operand: Operand, labels: Any, advantages: Any, *, advantage_level: str | None, **given: Any
+) -> Array | tuple[Array, dict[str, Array]]:
+    if advantage_level is None:
         # [B, 1] of [B, 1] labels: either. numpy's shape, as JAX refuses None before `apply` can say what is missing.
-        labels, advantages = (np.shape(arguments[name]) for name in ("labels", "advantages"))
-        arguments["advantage_level"] = (
-            "token" if len(labels) > 1 and advantages == labels else "sequence"
-        )
-    found = apply("policy_loss", arguments)
+        of_labels, shape = np.shape(labels), np.shape(advantages)
+        advantage_level = "token" if len(of_labels) > 1 and shape == of_labels else "sequence"
+    given |= {"labels": labels, "advantages": advantages, "advantage_level": advantage_level}
+    found = apply("policy_loss", operand, **given)
     return (found["loss"], found["metrics"]) if "metrics" in found else found["loss"]

@@ -170,7 +170,7 @@ def jax_call(case: Case, operands: Mapping[str, Array], implementation: str | No
     import jax.numpy as jnp
 
     import tileloss.jax
-    from tileloss.jax._differentiated import SHOWN
+    from tileloss.jax._arguments import SHOWN
 
     def get(name: str) -> Array:
         return operands[name] if name in operands else case.jax(name)

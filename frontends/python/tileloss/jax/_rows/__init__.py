@@ -9,7 +9,7 @@ stats.py          log-probabilities and their like from a row's state; the row o
 coefficients.py   a row's gradient in four numbers
 options.py        options by name, from the library's schema, and the library's check of a call
 arithmetic.py     the few operations with rules for 0, inf and NaN
-inputs.py         which rows count, the inputs of those that do
+inputs.py         which rows count, which are wrong, the inputs of those that count
 logprobs.py       no loss of its own: upstream gradients of row outputs
 cross_entropy.py  label smoothing, class and token weights, z-loss
 distillation.py   weights, losses and coefficients of rows with a teacher; their sweeps compute the divergence

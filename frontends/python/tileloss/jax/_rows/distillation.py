@@ -30,12 +30,6 @@ class DistillationRows(NamedTuple):
     lse: Array | None = None
 
 
-def with_rows(found: dict[str, Array]) -> Array | tuple[Array, DistillationRows]:
-    """A loss, with what else was asked for."""
-    loss = found.pop("loss")
-    return (loss, DistillationRows(**found)) if found else loss
-
-
 class PairCoefficients(NamedTuple):
     """dL/dz_j = form p_j (g_j - mean) + target ([j = y] - p_j), float32 [N] each."""
 

@@ -1,7 +1,9 @@
-"""Which rows count, and the inputs of those that do (src/losses/inputs.h)."""
+"""Which rows count, which of them are wrong, and the inputs of those that count (src/losses/inputs.h)."""
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -88,3 +90,35 @@ def is_used(labels: Array, options: Options, mask: Array | None = None) -> Array
 def read(x: Array, used: Array) -> Array:
     """An input [N] in float32, 0 where its row does not count."""
     return jnp.where(used, x.astype(jnp.float32), 0.0)
+
+
+def wrong_unless(are_right: list[Array], labels: Array, options: Options) -> Array:
+    """The labels [N]; one that is no class in place of each that counts where not all of ``are_right``, bool [] or [N], are."""
+    if not are_right:
+        return labels
+    labels = wide(labels)
+    limits, ignored = np.iinfo(labels.dtype), options.integer("ignore_index")
+    wrong = next(x for x in (-1, -2, limits.max, limits.max - 1) if limits.min <= x != ignored)
+    is_wrong = is_used(labels, options) & ~reduce(and_, are_right)
+    return jnp.where(is_wrong, jnp.asarray(wrong, labels.dtype), labels)
+
+
+def are_columns(arrays: dict[str, Array], columns: int) -> list[Array]:
+    """bool [N], of some of a teacher's columns, of which only the program knows: whether none of a row is beyond ``columns`` or
+    there twice, nor has a log q above 0 by more than rounding."""
+    if "teacher_ids" not in arrays:
+        return []
+    ids, log_q = wide(arrays["teacher_ids"]), arrays["teacher_logprobs"]
+    ordered = jnp.sort(ids, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    wrong = jnp.any(twice, axis=1) | (ordered[:, -1] >= columns)
+    return [~(wrong | jnp.any((ids >= 0) & (log_q > 0.001), axis=1))]
+
+
+def without_columns(arrays: dict[str, Array], has_columns: Array) -> dict[str, Array]:
+    """The arrays with a teacher's columns in the rows alone that ``has_columns`` [N] names, as the sweeps take them."""
+    if "teacher_ids" not in arrays:
+        return arrays
+    ids = wide(arrays["teacher_ids"])
+    is_there = (ids >= 0) & has_columns[:, None]
+    return arrays | {"teacher_ids": jnp.where(is_there, ids, -1).astype(jnp.int32)}

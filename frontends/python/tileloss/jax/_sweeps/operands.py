@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
 from tileloss.jax._rows.coefficients import RowCoefficients
+from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState
 
@@ -144,3 +146,38 @@ class TargetRows(NamedTuple):
     # forward, as the gradient may lie over the logits.
     weights: Array
     state: Any
+
+
+def with_outputs(spec: Spec, options: Options, outputs: tuple[str, ...]) -> Spec:
+    """With what the sweeps are to give of each row."""
+    function = options.function
+    if not options.is_of_labels:
+        return spec._replace(outputs=_target_outputs(options, outputs))
+    sums = _sums(options, outputs)
+
+    def may_be_on(name: str) -> bool:
+        return name in function.options and options.may_differ(name, 0)
+
+    return spec._replace(
+        sums=sums,
+        # What is differentiated through the sums of row outputs has a gradient of that kind.
+        has_prob_logp=may_be_on("entropy_coef") if function.is_loss else sums.entropy_sum,
+        has_uniform=may_be_on("label_smoothing") if function.is_loss else sums.smoothing_sum,
+    )
+
+
+def _target_outputs(options: Options, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    if "label_weight" not in options.function.options:
+        return ("loss",)
+    needed = {"divergence"} | ({"logp"} if options.may_differ("label_weight", 0) else set())
+    return tuple(name for name in DistillationRows._fields if name in {*outputs, *needed})
+
+
+def _sums(options: Options, outputs: tuple[str, ...]) -> Sums:
+    """The optional arrays of the row state that the results are made of."""
+    if options.function.is_loss:
+        given = (*options.numbers(), *options.arrays)
+        bits = bits_of_loss(options.function, given, "metrics" in outputs)
+    else:
+        bits = bits_of_outputs(outputs)
+    return Sums(*(bool(bits >> ARRAYS.index(name) & 1) for name in Sums._fields))

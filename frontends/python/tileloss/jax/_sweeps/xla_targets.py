@@ -444,11 +444,12 @@ class _ProbabilityRows(_Rows):
 def _rows_of(
     operand: Logits, target: Target, transform: LogitTransform, spec: Spec, state: Any = None
 ) -> _Rows:
-    if "teacher_logits" in target.arrays:
+    assert target.options is not None
+    loss = target.options.function.loss
+    if loss == "distillation":
         return _LogitsRows(operand, target, transform, spec, state)
-    if "teacher_ids" in target.arrays:
-        return _ColumnsRows(operand, target, transform, spec)
-    return _ProbabilityRows(operand, target, transform, spec)
+    rows = _ColumnsRows if loss == "sparse_distillation" else _ProbabilityRows
+    return rows(operand, target, transform, spec)
 
 
 class _Part(NamedTuple):
