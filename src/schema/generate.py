@@ -52,6 +52,7 @@ REGIONS: dict[str, Callable[[Table], str]] = {
 OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
     "arguments": write_python.arguments,
     "options": write_python.options,
+    "signature": write_python.signature,
     "stubs": write_python.stubs,
     "names": write_python.names,
     "values": write_python.values,

@@ -10,7 +10,7 @@ from option_table import Enum, Function, Option, Struct, Table, TableError
 from write_c import packed
 
 _TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
-_ARGUMENTS = re.compile(r"# generated: arguments of (\w+)(?: but ([\w, ]+))?\n")
+_ARGUMENTS = re.compile(r"# generated: (?:arguments|signature) of (\w+)(?: but ([\w, ]+))?\n")
 _BLOCK = re.compile(r"(?m)^(    (Options|Tensors|Values of (\w+))\b[^\n]*:\n)(?:        [^\n]*\n)*")
 
 
@@ -36,6 +36,11 @@ def arguments(given: Sequence[Option], function: Function, value: str = "") -> l
     names += ["preset: str"] if function.presets else []
     before = [f"{name} | None = {value or None}," for name in names]
     return before + options(given, function, value)
+
+
+def signature(options: Sequence[Option], function: Function) -> list[str]:
+    """The same, as many on a line as fit."""
+    return packed(arguments(options, function), 126)
 
 
 def stubs(options: Sequence[Option], function: Function) -> list[str]:

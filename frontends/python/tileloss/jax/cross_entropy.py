@@ -18,28 +18,14 @@ from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 @explains_names
 def cross_entropy(
-    logits: Array,
-    labels: Array,
-    weight: Array | None = None,
-    *,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
-    # generated: arguments of cross_entropy
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
+    logits: Array, labels: Array, weight: Array | None = None, *, grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
+    # generated: signature of cross_entropy
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
     # end of generated
-) -> Array:
+) -> Array:  # fmt: skip
     """Cross-entropy of logits and labels over the flattened leading dimensions.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
@@ -102,32 +88,15 @@ def cross_entropy(
 
 @explains_names
 def linear_cross_entropy(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    *,
-    bias: Array | None = None,
-    head_layout: str = "HV",
-    weight: Array | None = None,
-    compute_dtype: DTypeLike | None = None,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    vocab_axis: str | None = None,
-    # generated: arguments of cross_entropy
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV", weight: Array | None = None,
+    compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
+    implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
+    # generated: signature of cross_entropy
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
     # end of generated
-) -> Array:
+) -> Array:  # fmt: skip
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
     Args:
@@ -157,21 +126,13 @@ def linear_cross_entropy(
 
 @explains_names
 def logprobs(
-    logits: Array,
-    labels: Array,
-    *,
-    outputs: Iterable[str] = ("logp",),
-    implementation: str | Iterable[str] | None = None,
+    logits: Array, labels: Array, *, outputs: Iterable[str] = ("logp",), implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: arguments of logprobs
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
+    # generated: signature of logprobs
+    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
+    valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
-) -> RowOutputs:
+) -> RowOutputs:  # fmt: skip
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
     Args:
@@ -203,25 +164,14 @@ def logprobs(
 
 @explains_names
 def linear_logprobs(
-    hidden: Array,
-    head: Array,
-    labels: Array,
-    *,
-    bias: Array | None = None,
-    head_layout: str = "HV",
-    outputs: Iterable[str] = ("logp",),
-    compute_dtype: DTypeLike | None = None,
-    implementation: str | Iterable[str] | None = None,
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV",
+    outputs: Iterable[str] = ("logp",), compute_dtype: DTypeLike | None = None, implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: arguments of logprobs
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
+    # generated: signature of logprobs
+    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
+    valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
-) -> RowOutputs:
+) -> RowOutputs:  # fmt: skip
     """`logprobs` of the logits hidden @ head + bias, which are never held.
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.

@@ -18,34 +18,16 @@ from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 @explains_names
 def distillation(
-    logits: Array,
-    teacher: Array,
-    labels: Array | None = None,
-    *,
-    outputs: Iterable[str] = (),
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    # generated: arguments of distillation but temperature_on
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    logits: Array, teacher: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
+    # generated: signature of distillation but temperature_on
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
+    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
+    label_temperature: Number | None = None, teacher_logit_scale: float | None = None, teacher_softcap: float | None = None,
+    teacher_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
     # end of generated
-) -> Array | tuple[Array, DistillationRows]:
+) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), q likewise of the teacher's logits, a row's loss is
@@ -124,40 +106,18 @@ def distillation(
 
 @explains_names
 def linear_distillation(
-    hidden: Array,
-    head: Array,
-    teacher_hidden: Array,
-    teacher_head: Array,
-    labels: Array | None = None,
-    *,
-    bias: Array | None = None,
-    teacher_bias: Array | None = None,
-    head_layout: str = "HV",
-    outputs: Iterable[str] = (),
-    compute_dtype: DTypeLike | None = None,
-    grad_in_forward: bool | None = None,
+    hidden: Array, head: Array, teacher_hidden: Array, teacher_head: Array, labels: Array | None = None, *,
+    bias: Array | None = None, teacher_bias: Array | None = None, head_layout: str = "HV", outputs: Iterable[str] = (),
+    compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
-    # generated: arguments of distillation but temperature_on
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    # generated: signature of distillation but temperature_on
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
+    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
+    label_temperature: Number | None = None, teacher_logit_scale: float | None = None, teacher_softcap: float | None = None,
+    teacher_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
     # end of generated
-) -> Array | tuple[Array, DistillationRows]:
+) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` of the logits hidden @ head + bias from teacher_hidden @ teacher_head + teacher_bias.
 
     Neither side's logits are held but for some rows at a time.
@@ -193,33 +153,16 @@ def linear_distillation(
 
 @explains_names
 def sparse_distillation(
-    logits: Array,
-    teacher_ids: Array,
-    teacher_logprobs: Array,
-    labels: Array | None = None,
-    *,
-    outputs: Iterable[str] = (),
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    # generated: arguments of sparse_distillation but temperature_on
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    logits: Array, teacher_ids: Array, teacher_logprobs: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
+    grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
+    # generated: signature of sparse_distillation but temperature_on
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
+    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
+    label_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
     tail: str = "lump",
     # end of generated
-) -> Array | tuple[Array, DistillationRows]:
+) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` from a teacher of which only K columns of each row are known.
 
     q is from teacher_logprobs as they are: no temperature, no transform.
@@ -274,37 +217,17 @@ def sparse_distillation(
 
 @explains_names
 def linear_sparse_distillation(
-    hidden: Array,
-    head: Array,
-    teacher_ids: Array,
-    teacher_logprobs: Array,
-    labels: Array | None = None,
-    *,
-    bias: Array | None = None,
-    head_layout: str = "HV",
-    outputs: Iterable[str] = (),
-    compute_dtype: DTypeLike | None = None,
-    grad_in_forward: bool | None = None,
-    implementation: str | Iterable[str] | None = None,
-    # generated: arguments of sparse_distillation but temperature_on
-    mask: Array | None = None,
-    token_weights: Array | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
+    hidden: Array, head: Array, teacher_ids: Array, teacher_logprobs: Array, labels: Array | None = None, *,
+    bias: Array | None = None, head_layout: str = "HV", outputs: Iterable[str] = (), compute_dtype: DTypeLike | None = None,
+    grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
+    # generated: signature of sparse_distillation but temperature_on
+    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
+    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
+    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
+    label_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
     tail: str = "lump",
     # end of generated
-) -> Array | tuple[Array, DistillationRows]:
+) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`sparse_distillation` of the logits hidden @ head + bias, held for some rows at a time alone.
 
     Arguments: `linear_distillation`, `sparse_distillation`.
