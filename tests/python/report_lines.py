@@ -7,8 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import tileloss
-
 ROOT = Path(__file__).parents[2]
 Line = dict[str, Any]
 
@@ -38,7 +36,9 @@ def program_files(folder: Path) -> list[Path]:
 
 
 def _run(*arguments: str | Path) -> str:
-    done = subprocess.run([sys.executable, "-m", "tileloss", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tileloss", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

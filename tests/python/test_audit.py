@@ -44,9 +44,7 @@ def audit(
 ) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
     """The exit code, and the lines by implementation and case."""
     output = path / "results.jsonl"
-    code = run(
-        ["audit", f"--impl={names}", f"--case={cases}", f"--output={output}", *flags]
-    )
+    code = run(["audit", f"--impl={names}", f"--case={cases}", f"--output={output}", *flags])
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     return code, {(line["implementation"], line["case"]): line for line in lines}
 

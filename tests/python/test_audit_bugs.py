@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tileloss
 from tileloss.testing._drawn import Drawn
 from tileloss.testing.case import Case
 from tileloss.testing.outputs import Missing, prepare

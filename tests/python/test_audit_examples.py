@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import forks
-import tileloss
-from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "audit"
@@ -101,26 +98,6 @@ def test_tokamaxs_kernels_where_blocks_do_not_divide_the_vocabulary(numbers: Num
     assert right == pytest.approx(exact, rel=1e-5) and abs(wrong / expected - 1) > 0.01
 
 
-COMMANDS = [
-    line
-    for document in (DOCUMENT, DOCUMENT.with_name("testing.md"))
-    for line in document.read_text().splitlines()
-    if line.startswith("python -m tileloss ")
-    and "--invariance" not in line  # test_audit_invariance.py
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_documents_commands_run(
-    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    arguments, _, comment = command.partition("  #")
-    assert run(shlex.split(arguments)[3:]) == ("fails, as it should" in comment)
-    assert "NOT CAUGHT" not in capfd.readouterr().out
-
-
 def test_the_loss_of_ones_own_stands_in_the_document() -> None:
     code = (EXAMPLES / "my_loss.py").read_text()
     assert f"<!-- examples/audit/my_loss.py -->\n```python\n{code}```" in DOCUMENT.read_text()
-    assert len(COMMANDS) >= 6

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tileloss
 from tileloss.testing.case import Case
 from tileloss.tools import implementations
 from tileloss.tools.audit import invariance

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tileloss
 from tileloss.tools import implementations
 from tileloss.tools.audit.cases import CASES
 from tileloss.tools.command import run
@@ -89,9 +88,7 @@ def test_the_audit_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     expected = EXPECTED[name]
     output = tmp_path / "results.jsonl"
-    code = run(
-        ["audit", f"--impl={name}", f"--case={','.join(expected)}", f"--output={output}"]
-    )
+    code = run(["audit", f"--impl={name}", f"--case={','.join(expected)}", f"--output={output}"])
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     found = {x["case"]: x["status"] + (f" {x['gate']}" if x["gate"] else "") for x in lines}
     if "ce/*" in expected:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import tileloss
 from tileloss.tools.audit import releases
 from tileloss.tools.audit.releases import Releases, changes, environment_of, parse
 from tileloss.tools.command import run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import forks
-import tileloss
 from tileloss.testing._judge import Crashed
 from tileloss.tools import architectures, checks, models
-from tileloss.tools.command import SUBCOMMANDS, run
-from tileloss.tools.config import KEYS, Config
+from tileloss.tools.command import run
+from tileloss.tools.config import Config
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "tests/data/qwen2-tiny-cut"
@@ -305,41 +302,7 @@ def test_logits_that_no_option_explains_are_refused(monkeypatch: pytest.MonkeyPa
         models.capture(model, ids, "linear")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ([], [*SUBCOMMANDS]),
-        (["sweep"], [key for key in KEYS if key.startswith(("tracker", "wandb"))]),
-        (["bench"], ["--frontend"]),
-    ],
-    ids=str,
-)
-def test_the_programs_help_names_what_the_package_adds(
-    arguments: list[str], names: list[str]
-) -> None:
-    command = [str(PROGRAM), *arguments, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [name for name in names if name not in done.stdout] == []
-
-
-COMMANDS = [
-    line.partition("  #")[0].split()
-    for document in ("README.md", "docs/users/gradcheck.md", "docs/users/sweep.md")
-    for line in (ROOT / document).read_text().splitlines()
-    if line.startswith("python -m tileloss ") and "--frontend" not in line
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_documents_commands_run(command: list[str], tmp_path: Path) -> None:
-    arguments = [str(ROOT / each) if each.startswith("configs/") else each for each in command[1:]]
-    assert arguments[:2] == ["-m", "tileloss"]
-    code = "import runpy, sys; sys.argv = {!r}; runpy.run_module('tileloss', run_name='__main__')"
-    forks.run(code.format(arguments[1:]), tmp_path)
-
-
 def test_the_documents_have_models_and_trackers() -> None:
-    assert len(COMMANDS) >= 7
     for config in ("gradcheck_ce_qwen2.5_1.5b_model", "gradcheck_grpo_qwen2.5_1.5b_model"):
         model = Config(ROOT / f"configs/{config}.yaml", []).text("model_path")
         assert model in architectures.ARCHITECTURES

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import tileloss
 from tileloss.tools import trackers
 from tileloss.tools.children import SECRETS
 from tileloss.tools.command import run
@@ -38,13 +37,12 @@ def command(name: str, text: str, *sets: str) -> int:
     return run([name, "--config=c.yaml", *(f"--set={value}" for value in sets)])
 
 
-def spawn(program: Path, name: str, text: str, *sets: str, before: str = "") -> None:
+def spawn(name: str, text: str, *sets: str, before: str = "") -> None:
     """The same in a process of its own: wandb keeps the folder that it was first used in."""
     Path("c.yaml").write_text(text)
     arguments = [name, "--config=c.yaml", *(f"--set={value}" for value in sets)]
     code = before + (
-        "import sys; from pathlib import Path; from tileloss.tools.command import run; "
-        f"sys.exit(run(Path({str(program)!r}), {arguments}))"
+        f"import sys; from tileloss.tools.command import run; sys.exit(run({arguments}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -212,24 +212,6 @@ def test_a_missing_program_is_said(tmp_path: Path) -> None:
     assert "the compiled program is not in this package" in done.stderr
 
 
-COMMANDS = [
-    line.partition("  #")[0].split()
-    for document in sorted((ROOT / "docs").rglob("*.md"))
-    for line in document.read_text().splitlines()
-    if line.startswith("python -m tileloss ") and "--frontend jax" in line
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_documents_commands_run(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert run(command[3:]) == 0
-
-
-def test_the_documents_have_both_commands() -> None:
-    assert {command[3] for command in COMMANDS} == {"gradcheck", "bench"}
-
-
 # ------------------------------------------------------------------------------------------------------------------- files
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -398,27 +397,6 @@ def test_pictures_are_written_for_light_and_dark(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- documents
-
-
-COMMANDS = re.findall(
-    r"^(?:python -m|build/release/)\S* ?.*$", (ROOT / "docs/users/report.md").read_text(), re.M
-)
-
-
-def test_the_documents_commands_run(tmp_path: Path) -> None:
-    """One after the other, as they stand in docs/users/report.md, in a folder that looks like the repository."""
-    for entry in ROOT.iterdir():
-        if entry.name != "build":
-            (tmp_path / entry.name).symlink_to(entry)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "release").symlink_to(lines.PROGRAM.parent)
-    assert len(COMMANDS) >= 3
-    for line in COMMANDS:
-        command = re.sub(r"^python ", f"{sys.executable} ", line.partition("  #")[0])
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    assert list(tmp_path.glob("*.html"))
-    shutil.rmtree(tmp_path / "build")
 
 
 def test_the_documents_pictures_are_there_for_both_themes_and_small() -> None:
