@@ -95,18 +95,7 @@ RECIPES = {
         {"src/schema/table.toml", "src/core/divergence.h"},
         {"src/reference/divergence.cpp"},
         {"frontends/python/tileloss/jax/_sweeps/divergence.py"},
-<<<<<<< HEAD
         set(),
-=======
-        {
-            "src/schema/option_fields.h",
-            "src/reference/divergence.h",
-            *(
-                f"frontends/python/tileloss/{name}distillation.py"
-                for name in ("torch/", "torch/sparse_", "jax/")
-            ),
-        },  # generated
->>>>>>> jaxone
     ),
     "kl_clamp": (
         {"src/schema/table.toml", "src/losses/policy/kl.h"},

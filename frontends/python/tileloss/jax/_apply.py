@@ -37,11 +37,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @jax.tree_util.register_static
-<<<<<<< HEAD
 class NeedsGrad(tuple[bool, ...]):
-=======
-class Wanted(tuple[bool, ...]):
->>>>>>> jaxone
     """Which of the operand's arrays are differentiated."""
 
 
@@ -76,13 +72,8 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
         return _stage(_forward(x, o, call), o, call)[0]
 
     def forward(x: Operand, o: Inputs) -> tuple[Results, Any]:
-<<<<<<< HEAD
         needs_grad, x, o = _primals(x, o)
         if not any(needs_grad):
-=======
-        wanted, x, o = _primals(x, o)
-        if not any(wanted):
->>>>>>> jaxone
             return run(x, o), None
         if call.grad_in_forward:
             return call.choice.run_whole(
@@ -118,11 +109,7 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
     return found
 
 
-<<<<<<< HEAD
 def _primals(x: Any, o: Any) -> tuple[NeedsGrad, Operand, Inputs]:
-=======
-def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
->>>>>>> jaxone
     """The arguments of a forward rule with symbolic zeros: which are differentiated, and their values.
 
     Raises:
@@ -132,11 +119,7 @@ def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
     def is_primal(leaf: Any) -> bool:
         return isinstance(leaf, CustomVJPPrimal)
 
-<<<<<<< HEAD
     needs_grad = NeedsGrad(leaf is not None and leaf.perturbed for leaf in x)
-=======
-    wanted = Wanted(leaf is not None and leaf.perturbed for leaf in x)
->>>>>>> jaxone
     for path, leaf in jax.tree_util.tree_leaves_with_path(o, is_leaf=is_primal):
         name = getattr(path[-1], "key", "")
         is_float = jnp.issubdtype(leaf.value.dtype, jnp.floating)
@@ -148,17 +131,10 @@ def _primals(x: Any, o: Any) -> tuple[Wanted, Operand, Inputs]:
                 "that is to be differentiated"
             )
     x, o = jax.tree.map(lambda leaf: leaf.value, (x, o), is_leaf=is_primal)
-<<<<<<< HEAD
     return needs_grad, x, o
 
 
 def _by_sweeps(call: Call, needs_grad: NeedsGrad, x: Operand, o: Inputs) -> tuple[Results, Operand]:
-=======
-    return wanted, x, o
-
-
-def _by_sweeps(call: Call, wanted: Wanted, x: Operand, o: Inputs) -> tuple[Results, Operand]:
->>>>>>> jaxone
     state = _forward(x, o, call)
     results, coefficients = _stage(state, o, call)
     return results, _backward(x, o, call, state, coefficients, needs_grad)
@@ -225,11 +201,7 @@ def _backward(
         # The gradient, which may lie over the logits, has to wait for the forward. Rows where that is NaN are NaN anyway.
         first = state.outputs[call.spec.outputs[0]]
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
-<<<<<<< HEAD
     spec = call.spec._replace(needs_grad=tuple(needs_grad))
-=======
-    spec = call.spec._replace(wanted=tuple(wanted))
->>>>>>> jaxone
     transform = make_transform(options)
     gradient: Operand = _sweep(call, "backward", x, _target(o, call), rows, transform, spec)
     return gradient

@@ -67,11 +67,7 @@ IMPLEMENTATIONS = {
 DEFAULT = tuple(IMPLEMENTATIONS)
 
 
-<<<<<<< HEAD
 def check_names(given: str | Iterable[str] | None) -> tuple[str, ...]:
-=======
-def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
->>>>>>> jaxone
     """The names, in order of preference; none: all there are.
 
     Raises:
@@ -80,11 +76,7 @@ def check_names(wanted: str | Iterable[str] | None) -> tuple[str, ...]:
     if given is None:
         _warn_where_the_handler_is_missing()
         return DEFAULT
-<<<<<<< HEAD
     names = (given,) if isinstance(given, str) else tuple(given)
-=======
-    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
->>>>>>> jaxone
     unknown = [name for name in names if name not in IMPLEMENTATIONS]
     if unknown or not names:
         raise ValueError(

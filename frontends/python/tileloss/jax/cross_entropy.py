@@ -190,7 +190,6 @@ def linear_logprobs(
 def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
-<<<<<<< HEAD
     if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
         found: Array = apply("cross_entropy", operand, labels=labels, **given)["loss"]
         return found
@@ -198,15 +197,4 @@ def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
         raise ValueError(f"vocab_axis: expected None with class probabilities, got {axis!r}")
     options = options_of_probabilities(given)
     found = apply(OF_PROBABILITIES, operand, labels=None, target_probs=labels, **options)["loss"]
-=======
-    loss, target = "cross_entropy", {"labels": labels}
-    if labels is not None and jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        for name, needed in (("vocab_axis", None), ("z_loss", 0)):
-            if given[name] != needed:
-                raise ValueError(
-                    f"{name}: expected {needed} with class probabilities, got {given[name]!r}"
-                )
-        loss, target = "soft_cross_entropy", {"labels": None, "target_probs": labels}
-    found: Array = apply(loss, operand, **target, **given)["loss"]
->>>>>>> jaxone
     return found

@@ -22,7 +22,6 @@ class DistillationRows(NamedTuple):
     """Numbers of each row, [...] as the rows lie; None: not asked for. Whatever either side has is the student's; logp is of the
     label, which is to be given. 0 where a row does not count. None is differentiable."""
 
-<<<<<<< HEAD
     # generated: rows of distillation
     divergence: Array | None = None  # float32: the divergence alone, neither weighted nor scaled
     entropy: Array | None = None  # float32: nats
@@ -31,15 +30,6 @@ class DistillationRows(NamedTuple):
     logp: Array | None = None  # float32: log softmax at the label
     lse: Array | None = None  # float32: log sum_j exp(z_j)
     # end of generated
-=======
-    divergence: Array | None = None  # float32, neither weighted nor scaled
-    # float32, nats; the student's, as all that follow but teacher_entropy and agreement
-    entropy: Array | None = None
-    teacher_entropy: Array | None = None
-    agreement: Array | None = None  # bool: both have the same argmax
-    logp: Array | None = None  # of the label, which is to be given
-    lse: Array | None = None
->>>>>>> jaxone
 
 
 class PairCoefficients(NamedTuple):

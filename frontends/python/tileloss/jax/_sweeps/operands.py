@@ -18,11 +18,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
-<<<<<<< HEAD
 from tileloss._core.slots import SLOTS
 from tileloss._core.structs import UINT8
-=======
->>>>>>> jaxone
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
