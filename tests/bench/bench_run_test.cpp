@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/exit_codes.h"
+#include "tests/shared/configs.h"
 
 namespace tileloss::tools {
 namespace {
@@ -28,7 +29,7 @@ double total_bytes(const BenchSettings& settings) {
 BenchSettings short_rows(const std::string& loss, const std::vector<std::string>& options) {
   BenchSettings settings;
   settings.loss = loss;
-  settings.options = parse_overrides(options);
+  settings.options = config_tree("", options);
   settings.tokens = 3'000'000;
   settings.vocab = 1;
   settings.kernel.threads = 1;

@@ -7,22 +7,13 @@
 #include <tuple>
 #include <vector>
 
-#include "check/judge/judge.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
-#include "support/safetensors.h"
-#include "tests/check/gradcheck_call.h"
 #include "tests/check/strict_support.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-using test::ProgramResult;
-using test::run_program;
-
 const std::string kConfig = "gradcheck_distillation.yaml";
-const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/" + kConfig;
 const Sets kSmall = {"vocab_size=255", "seq_len=21"};
 
 class GradcheckDistillation : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
@@ -119,26 +110,16 @@ TEST(GradcheckDistillationKernels, ThatComputeSomethingElseAreRejected) {
       {"/dlogits/"});
 }
 
-TEST(GradcheckDistillationProgram, ReportsWhatItChecked) {
-  const TemporaryFolder folder;
-  const std::string output = (folder.path() / "r.jsonl").string();
-  const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", "output=" + output});
-  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
-  EXPECT_EQ(result.last_line(), "PASS");
-  const Json line = read_results(output).lines.at(0);
-  EXPECT_EQ(line["loss"], "distillation");
-  EXPECT_EQ(line["options"]["divergence"], "jsd");
-  EXPECT_LT(line["fwd/divergence_max_abs"], 1e-5);
-  EXPECT_EQ(line["fwd/agreement_mismatches"], 0);
-  const ProgramResult row = run_program({"gradcheck", "--config", kConfigPath, "--row", "5", "--set", "vocab_size=255"});
-  EXPECT_EQ(row.exit_code, kExitPass) << row.out << row.err;
-  EXPECT_NE(row.out.find("\nterm/divergence "), std::string::npos) << row.out;
-  const ProgramResult tight = run_program({"gradcheck", "--config", kConfigPath, "--set", "tolerances.dlogits_max_abs=1e-12"});
-  EXPECT_EQ(tight.exit_code, kExitCheckFailed) << tight.out;
-  EXPECT_NE(tight.last_line().find("backward/dlogits_max_abs"), std::string::npos) << tight.last_line();
+TEST(GradcheckDistillationKernels, TheConfigPassesWithItsMetrics) {
+  const GradcheckCall check(kConfig);
+  EXPECT_FALSE(check.mutants().empty());
+  const Json metrics = check.metrics();
+  EXPECT_LT(metrics["fwd/divergence_max_abs"], 1e-5);
+  EXPECT_EQ(metrics["fwd/agreement_mismatches"], 0);
+  EXPECT_TRUE(has_part(GradcheckCall(kConfig, {"tolerances.dlogits_max_abs=1e-12"}).failures(), "backward/dlogits_max_abs"));
 }
 
-TEST(GradcheckDistillationProgram, ConfigErrorsNameTheKey) {
+TEST(GradcheckDistillationKernels, ConfigErrorsNameTheKey) {
   expect_config_errors(kConfig, {{{"divergence=kl"}, "divergence: 'kl' is none of forward_kl, "},
                                  {{"beta=1"}, "beta: expected a number > 0 and < 1"},
                                  {{"label_weight=-1"}, "label_weight: "},
@@ -156,76 +137,56 @@ TEST(GradcheckDistillationProgram, ConfigErrorsNameTheKey) {
                                                    {{"mask_prob=0.1"}, "mask_prob: unknown key"}});
 }
 
-// A student and a teacher that another program has stored.
+// A student that another program has stored, and perhaps its teacher.
 class StoredTeacher : public testing::Test {
  protected:
-  ProgramResult check(const std::vector<std::string>& sets) const {
-    std::vector<std::string> arguments = {"gradcheck", "--config",
-                                          TILELOSS_SOURCE_DIR "/configs/gradcheck_distillation_safetensors.yaml"};
-    for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    return run_program(arguments);
-  }
-  std::string write(const char* name, const char* dtype, std::vector<int64_t> shape) const {
-    const std::filesystem::path path = folder_.path() / "teacher.safetensors";
-    write_safetensors(
-        path, {{name, dtype, std::move(shape), elements_.data(), static_cast<int64_t>(elements_.size() * sizeof(uint16_t))}});
-    return "source.teacher_path=" + path.string();
+  const std::string kStored = "gradcheck_distillation_safetensors.yaml";
+  const std::string kPath = "source.teacher_path=/teacher.safetensors";
+
+  std::vector<TensorFile> file(const char* dtype, std::vector<int64_t> shape) const {
+    return {TensorFile("/teacher.safetensors", {stored("t", dtype, std::move(shape), elements_)})};
   }
 
-  TemporaryFolder folder_;
   std::vector<uint16_t> elements_ = std::vector<uint16_t>(16 * 30522);  // logits of 0: a uniform teacher
 };
 
 TEST_F(StoredTeacher, IsReadBesideTheLogits) {
-  const std::string path = write("t", "BF16", {16, 30522});
-  const std::string output = "output=" + (folder_.path() / "r.jsonl").string();
-  const ProgramResult result = check(
-      {path, "source.teacher=t", output, "label_weight=0", "divergence_weight=1", "divergence=reverse_kl", "temperature=1"});
-  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
+  const GradcheckCall check(config_of(
+      kStored, {kPath, "source.teacher=t", "label_weight=0", "divergence_weight=1", "divergence=reverse_kl", "temperature=1"},
+      file("BF16", {16, 30522})));
+  EXPECT_FALSE(check.mutants().empty());
   // KL(p | uniform) = log V - H(p), in means over the rows in use.
-  const Json line = read_results(folder_.path() / "r.jsonl").lines.at(0);
-  EXPECT_GT(line["loss_ref"], 1.0);
-  EXPECT_LT(line["loss_ref"], std::log(30522.0));
-  EXPECT_EQ(line["shape/rows_used"], 14);
+  EXPECT_GT(check.verdict.loss_ref, 1.0);
+  EXPECT_LT(check.verdict.loss_ref, std::log(30522.0));
+  EXPECT_EQ(check.inputs.used_rows().size(), 14U);
   // Of the student's own logits the loss is 0, and so is the gradient.
-  const ProgramResult same =
-      check({"source.teacher=logits", "label_weight=0", "expect_mostly_zero=true", "mutants=false", output});
-  EXPECT_EQ(same.exit_code, kExitPass) << same.out << same.err;
-  EXPECT_EQ(read_results(folder_.path() / "r.jsonl").lines.at(1)["loss_kernel"], 0.0);
+  const GradcheckCall same(kStored, {"source.teacher=logits", "label_weight=0", "expect_mostly_zero=true"});
+  EXPECT_EQ(same.failures(), Sets());
+  EXPECT_EQ(same.verdict.loss_kernel, 0.0);
 }
 
-TEST_F(StoredTeacher, NearTheStudentWhereTheFileHasNone) {
-  const ProgramResult result = check({});
-  EXPECT_EQ(result.exit_code, kExitPass) << result.out << result.err;
-}
+TEST_F(StoredTeacher, NearTheStudentWhereTheFileHasNone) { EXPECT_FALSE(GradcheckCall(kStored).mutants().empty()); }
 
 TEST_F(StoredTeacher, ThatDoesNotFitIsRefused) {
-  const auto error = [&](const std::vector<std::string>& sets) {
-    const ProgramResult result = check(sets);
-    EXPECT_EQ(result.exit_code, kExitUsage) << result.out;
-    return result.err;
+  const auto refused = [&](const std::string& name, const char* dtype, std::vector<int64_t> shape) {
+    return refusal(kStored, {kPath, "source.teacher=" + name}, file(dtype, std::move(shape)));
   };
-  const auto has = [](const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos ? testing::AssertionSuccess() : testing::AssertionFailure() << text;
-  };
-  EXPECT_TRUE(
-      has(error({write("t", "F16", {16, 30522}), "source.teacher=t"}), "t: expected the student's dtype, bfloat16, got F16"));
-  EXPECT_TRUE(has(error({write("t", "BF16", {30522, 16}), "source.teacher=t"}),
-                  "t: expected 30522 columns, as the student has, and at least 16 rows, got [30522, 16]"));
-  EXPECT_TRUE(has(error({write("t", "BF16", {16, 30522}), "source.teacher=u"}), "u"));
-  EXPECT_TRUE(has(error({write("t", "BF16", {16, 30522})}), "source.teacher_path: expected source.teacher beside it"));
-  EXPECT_TRUE(
-      has(error({"source.teacher=logits", "source.teacher_noise=1"}), "source.teacher_noise: only where the teacher is near"));
-  EXPECT_TRUE(has(error({"mask_prob=0.5"}), "mask_prob: the mask comes from the file"));
+  EXPECT_TRUE(is_refused(refused("t", "F16", {16, 30522}), "t: expected the student's dtype, bfloat16, got F16"));
+  EXPECT_TRUE(is_refused(refused("t", "BF16", {30522, 16}),
+                         "t: expected 30522 columns, as the student has, and at least 16 rows, got [30522, 16]"));
+  EXPECT_TRUE(is_refused(refused("u", "BF16", {16, 30522}), "no tensor 'u'"));
+  expect_config_errors(
+      kStored, {{{kPath}, "source.teacher_path: expected source.teacher beside it"},
+                {{"source.teacher=logits", "source.teacher_noise=1"}, "source.teacher_noise: only where the teacher is near"},
+                {{"mask_prob=0.5"}, "mask_prob: the mask comes from the file"}});
 }
 
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 constexpr const char* kStrict =
-    "loss: distillation\ndivergence: jsd\nlabel_weight: 0.3\ndivergence_weight: 0.7\n"
-    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
-    "source: {kind: synthetic, distribution: normal, std: 2, special_rows: [both_zeros, same]}\n"
-    "outputs: [logp, lse, entropy, argmax, correct, divergence, teacher_entropy, agreement]\n";
+    "loss=distillation divergence=jsd label_weight=0.3 divergence_weight=0.7 batch_size=2 seq_len=4 vocab_size=1000 "
+    "dtype=bf16 seed=3 source.std=2 source.special_rows=[both_zeros, same] outputs=[logp, lse, entropy, argmax, correct, "
+    "divergence, teacher_entropy, agreement]";
 
 class StrictDistillation : public testing::TestWithParam<std::string> {};
 

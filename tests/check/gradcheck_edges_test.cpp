@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/check/gradcheck_call.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {

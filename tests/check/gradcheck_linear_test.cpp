@@ -1,4 +1,4 @@
-// gradcheck's level linear, end to end: losses, storages, layouts, policies, real data, mutants, and what it refuses.
+// gradcheck's level linear: losses, storages, layouts, policies, real data, mutants, and what it refuses.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,112 +6,50 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "support/result_writer.h"
-#include "support/safetensors.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-using test::ProgramResult;
-using test::run_program;
-using test::TemporaryFolder;
+const Sets kSmall = {"vocab_size=500", "hidden_size=48", "gradients=[dhidden, dhead, dbias]"};
 
-const std::string kConfigs = TILELOSS_SOURCE_DIR "/configs/";
-
-ProgramResult gradcheck(const std::string& config, const std::vector<std::string>& sets) {
-  std::vector<std::string> arguments = {"gradcheck", "--config", kConfigs + config};
-  for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-  return run_program(arguments);
-}
-
-// The result line; null if the program did not exit with 0.
-Json check(const std::string& config, std::vector<std::string> sets) {
-  const TemporaryFolder folder;
-  sets.push_back("output=" + (folder.path() / "r.jsonl").string());
-  const ProgramResult result = gradcheck(config, sets);
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  return result.exit_code == 0 ? read_results(folder.path() / "r.jsonl").lines.at(0) : Json();
-}
-
-double gate(const Json& line, const std::string& name) {
-  for (const Json& entry : line["gates"]) {
-    if (entry["name"] == name) return entry["value"].get<double>();
-  }
-  ADD_FAILURE() << "no gate " << name;
-  return NAN;
-}
-
-const std::vector<std::string> kSmall = {"vocab_size=500", "hidden_size=48", "gradients=[dhidden, dhead, dbias]", "mutants=true"};
-
-std::vector<std::string> small_with(std::vector<std::string> more) {
-  more.insert(more.end(), kSmall.begin(), kSmall.end());
-  return more;
-}
-
-int caught(const Json& line) {
-  int count = 0;
-  for (const Json& mutant : line["mutants"]) {
-    if (mutant["planted"].get<bool>() && !mutant["caught_by"].empty()) ++count;
-  }
-  return count;
-}
+constexpr const char* kOfAFile = "level=linear source.kind=safetensors source.path=/x.safetensors";
 
 TEST(GradcheckLinear, HiddenStatesWithoutOneFiniteRowAreMistrusted) {
   constexpr int64_t kRows = 2, kHidden = 32, kColumns = 64;
   const std::vector<float> head(kColumns * kHidden, 0.25F);
   const std::vector<int64_t> labels = {1, 2};
   for (const int finite_rows : {0, 1}) {
-    const TemporaryFolder folder;
     std::vector<float> hidden(kRows * kHidden, NAN);
     for (int i = 0; i < finite_rows * kHidden; ++i) hidden[static_cast<size_t>(i)] = 0.01F * static_cast<float>(i);
-    write_safetensors(folder.path() / "x.safetensors",
-                      {{"hidden", "F32", {kRows, kHidden}, hidden.data(), std::ssize(hidden) * 4},
-                       {"lm_head", "F32", {kColumns, kHidden}, head.data(), std::ssize(head) * 4},
-                       {"labels", "I64", {kRows}, labels.data(), std::ssize(labels) * 8}});
-    const std::string config = folder.write("c.yaml",
-                                            "level: linear\nloss: logprobs\ngradients: [dhidden]\n"
-                                            "source: {kind: safetensors, path: x.safetensors}\n");
-    const ProgramResult result = run_program({"gradcheck", "--config", config});
-    EXPECT_EQ(result.last_line(), finite_rows > 0 ? "PASS" : "FAIL: mistrusted/nonfinite_fraction") << result.out << result.err;
+    const TensorFile file("/x.safetensors",
+                          {stored("hidden", "F32", {kRows, kHidden}, hidden), stored("lm_head", "F32", {kColumns, kHidden}, head),
+                           stored("labels", "I64", {kRows}, labels)});
+    const GradcheckCall check(config_of(kOfAFile, {"loss=logprobs", "gradients=[dhidden]"}, {file}));
+    EXPECT_EQ(check.failures(), finite_rows > 0 ? Sets() : Sets{"mistrusted/nonfinite_fraction"});
   }
 }
 
-// What the Python package hands over: a model's head with its bias, and what it knows of the case.
-TEST(GradcheckLinear, ABiasComesFromTheFileAndFactsGoToTheReport) {
+// What the command hands over of a model: its head with its bias.
+TEST(GradcheckLinear, ABiasComesFromTheFile) {
   constexpr int64_t kRows = 3, kHidden = 8, kColumns = 40;
-  const TemporaryFolder folder;
   std::vector<float> hidden(kRows * kHidden), head(kColumns * kHidden), bias(kColumns);
   for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = 0.1F * static_cast<float>(i % 7);
   for (size_t i = 0; i < head.size(); ++i) head[i] = 0.1F * static_cast<float>(i % 11) - 0.5F;
   bias[5] = 30;  // the label of every row: without the bias the loss is 3.6, with it 0
   const std::vector<int64_t> labels(kRows, 5);
-  const auto write = [&](int64_t size) {
-    write_safetensors(folder.path() / "x.safetensors",
-                      {{"hidden", "F32", {kRows, kHidden}, hidden.data(), std::ssize(hidden) * 4},
-                       {"lm_head", "F32", {kColumns, kHidden}, head.data(), std::ssize(head) * 4},
-                       {"bias", "F32", {size}, bias.data(), size * 4},
-                       {"labels", "I64", {kRows}, labels.data(), std::ssize(labels) * 8}});
+  const auto file = [&](int64_t size) {
+    StoredTensor of_file = stored("bias", "F32", {size}, bias);
+    of_file.bytes = size * 4;
+    return TensorFile("/x.safetensors",
+                      {stored("hidden", "F32", {kRows, kHidden}, hidden), stored("lm_head", "F32", {kColumns, kHidden}, head),
+                       of_file, stored("labels", "I64", {kRows}, labels)});
   };
-  const std::string config = folder.write("c.yaml",
-                                          "level: linear\nloss: cross_entropy\noutput: r.jsonl\nmodel_path: x\n"
-                                          "source: {kind: safetensors, path: x.safetensors, bias: bias}\n");
-  const std::vector<std::string> command = {"gradcheck", "--config", config, "--skip-key", "model_path"};
-  std::vector<std::string> with_facts = command;
-  with_facts.insert(with_facts.end(), {"--facts", R"({"model":"tiny","time/load_s":1.5})"});
-  write(kColumns);
-  const ProgramResult result = run_program(with_facts);
-  EXPECT_EQ(result.last_line(), "PASS") << result.out << result.err;
-  EXPECT_NE(result.out.find("; tiny; seed 0"), std::string::npos) << result.out;
-  const Json line = read_results(folder.path() / "r.jsonl").lines.at(0);
-  EXPECT_LT(line["loss_ref"].get<double>(), 1e-6);
-  EXPECT_EQ(line["time/load_s"], 1.5);
-  EXPECT_EQ(line["model"], "tiny");
-
-  write(kColumns - 1);
-  const ProgramResult wrong = run_program(command);
-  EXPECT_EQ(wrong.exit_code, 2);
-  EXPECT_NE(wrong.err.find("bias: expected F32 with 40 elements, got F32 [39]"), std::string::npos) << wrong.err;
+  const Sets sets = {"loss=cross_entropy", "source.bias=bias"};
+  const GradcheckCall check(config_of(kOfAFile, sets, {file(kColumns)}));
+  EXPECT_EQ(check.failures(), Sets());
+  EXPECT_LT(check.verdict.loss_ref, 1e-6);
+  EXPECT_TRUE(is_refused(refusal(kOfAFile, sets, {file(kColumns - 1)}), "bias: expected F32 with 40 elements, got F32 [39]"));
 }
 
 TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCaught) {
@@ -119,7 +57,7 @@ TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCau
   for (const std::string dtype : {"bf16", "fp16", "fp32"}) {
     for (const std::string compute : {"auto", "float32", "bfloat16"}) {
       ++layout;
-      const std::vector<std::string> sets = {
+      const Sets sets = {
           "seq_len=100",
           "dtype=" + dtype,
           "compute_dtype=" + compute,
@@ -128,13 +66,12 @@ TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCau
           std::string("dhead_dtype=") + (layout % 2 == 0 ? "float32" : "head"),
           std::string("accumulate=") + (layout % 3 == 1 ? "true" : "false"),
       };
-      const Json line = check("gradcheck_linear_ce_qwen2.5_1.5b.yaml", small_with(sets));
-      ASSERT_TRUE(line.is_object()) << dtype << " " << compute;
-      EXPECT_EQ(line["shape/hidden_size"], 48);
-      EXPECT_GT(caught(line), 9) << line["mutants"].dump(1);
-      for (const char* gradient : {"dhidden", "dhead", "dbias"}) {
-        EXPECT_GT(gate(line, std::string("value_and_grad/") + gradient + "/frobenius"), 0.0);
-        EXPECT_GT(gate(line, std::string("backward_from_row_state/") + gradient + "/cap"), 0.0);
+      const GradcheckCall check("gradcheck_linear_ce_qwen2.5_1.5b.yaml", joined(kSmall, sets));
+      EXPECT_EQ(check.metrics()["shape/hidden_size"], 48);
+      EXPECT_GT(check.mutants().size(), 9U) << dtype << " " << compute;
+      for (const std::string gradient : {"dhidden", "dhead", "dbias"}) {
+        EXPECT_GT(check.gate("value_and_grad/" + gradient + "/frobenius").value, 0.0);
+        EXPECT_GT(check.gate("backward_from_row_state/" + gradient + "/cap").value, 0.0);
       }
     }
   }
@@ -142,56 +79,46 @@ TEST(GradcheckLinear, AgreesInEveryStorageLayoutAndComputeTypeWithEveryMutantCau
 
 TEST(GradcheckLinear, PoliciesAgreeAtBothLevels) {
   for (const std::string preset : {"grpo", "gspo", "dapo"}) {
-    const Json line =
-        check("gradcheck_linear_grpo_qwen2.5_1.5b.yaml", small_with({"seq_len=12", "preset=" + preset, "source.std=1.5"}));
-    ASSERT_TRUE(line.is_object()) << preset;
-    EXPECT_EQ(line["preset"], preset);
-    EXPECT_TRUE(line["metric/ratio_mean"].is_number());
-    EXPECT_GT(gate(line, "value_and_grad/dhead/frobenius"), 0.0);
+    const GradcheckCall check("gradcheck_linear_grpo_qwen2.5_1.5b.yaml",
+                              joined(kSmall, {"seq_len=12", "preset=" + preset, "source.std=1.5"}));
+    EXPECT_FALSE(check.mutants().empty()) << preset;
+    EXPECT_EQ(check.config.function.preset(), preset);
+    EXPECT_TRUE(check.metrics()["metric/ratio_mean"].is_number());
+    EXPECT_GT(check.gate("value_and_grad/dhead/frobenius").value, 0.0);
   }
 }
 
 TEST(GradcheckLinear, LogprobsAgreeForEveryUpstream) {
-  const TemporaryFolder folder;
-  const std::filesystem::path config =
-      folder.write("c.yaml",
-                   "level: linear\nloss: logprobs\nbatch_size: 1\nseq_len: 33\nhidden_size: 40\nvocab_size: 300\ndtype: bf16\n"
-                   "source: {std: 2}\nupstream: per_row\noutputs: [logp, lse, entropy]\n");
-  const ProgramResult result = run_program({"gradcheck", "--config", config.string(), "--mutants"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const GradcheckCall check(
+      "level=linear loss=logprobs batch_size=1 seq_len=33 hidden_size=40 vocab_size=300 dtype=bf16 source.std=2 upstream=per_row "
+      "outputs=[logp, lse, entropy]");
+  EXPECT_FALSE(check.mutants().empty());
 }
 
 TEST(GradcheckLinear, RealHiddenStatesAgree) {
   const std::string config = "gradcheck_linear_safetensors.yaml";
-  const Json line = check(config, {});
-  ASSERT_TRUE(line.is_object());
-  EXPECT_EQ(line["shape/hidden_size"], 256);
-  EXPECT_EQ(line["shape/rows_used"], 11);
-  EXPECT_GT(caught(line), 9);
+  const GradcheckCall check(config);
+  const Json metrics = check.metrics();
+  EXPECT_EQ(metrics["shape/hidden_size"], 256);
+  EXPECT_EQ(metrics["shape/rows_used"], 11);
+  EXPECT_GT(check.mutants().size(), 9U);
   const char* folder = std::getenv("TILELOSS_DATA");
   if (folder == nullptr) return;
-  const Json whole = check(config, {std::string("source.path=") + folder + "/qwen2-tiny-hidden.safetensors"});
-  ASSERT_TRUE(whole.is_object());
-  EXPECT_NEAR(whole["loss_ref"].get<double>(), 1.9481279016343136, 1e-12);
+  const GradcheckCall whole(config, {std::string("source.path=") + folder + "/qwen2-tiny-hidden.safetensors"});
+  EXPECT_FALSE(whole.mutants().empty());
+  EXPECT_NEAR(whole.verdict.loss_ref, 1.9481279016343136, 1e-12);
 }
 
 TEST(GradcheckLinear, WhatDoesNotGoTogetherIsRefusedByName) {
-  const std::string config = "gradcheck_linear_ce_qwen2.5_1.5b.yaml";
-  const auto refused = [&](const std::string& set, const std::string& name) {
-    const ProgramResult result = gradcheck(config, {set, "seq_len=2"});
-    EXPECT_EQ(result.exit_code, 2) << set;
-    EXPECT_NE(result.err.find(name), std::string::npos) << result.err;
-  };
-  refused("level=logits", "hidden_size");
-  refused("kernel.in_place=true", "in_place");
-  refused("gradients=[dlogits]", "gradients");
-  refused("gradients=[]", "gradients");
-  refused("source.distribution=confident", "distribution");
-  refused("hidden_size=0", "hidden_size");
-  refused("kernel.workspace_bytes=64", "workspace_bytes");
-  const ProgramResult result = gradcheck("gradcheck_linear_safetensors.yaml", {"hidden_size=255"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_NE(result.err.find("rows of 256"), std::string::npos) << result.err;
+  expect_config_errors("gradcheck_linear_ce_qwen2.5_1.5b.yaml",
+                       {{{"seq_len=2", "level=logits"}, "hidden_size"},
+                        {{"seq_len=2", "kernel.in_place=true"}, "in_place"},
+                        {{"seq_len=2", "gradients=[dlogits]"}, "gradients"},
+                        {{"seq_len=2", "gradients=[]"}, "gradients"},
+                        {{"seq_len=2", "source.distribution=confident"}, "distribution"},
+                        {{"seq_len=2", "hidden_size=0"}, "hidden_size"},
+                        {{"seq_len=2", "kernel.workspace_bytes=64"}, "workspace_bytes"}});
+  expect_config_errors("gradcheck_linear_safetensors.yaml", {{{"hidden_size=255"}, "rows of 256"}});
 }
 
 }  // namespace

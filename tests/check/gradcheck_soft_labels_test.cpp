@@ -6,22 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "check/judge/judge.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
-#include "support/safetensors.h"
-#include "tests/check/gradcheck_call.h"
 #include "tests/check/strict_support.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-using test::ProgramResult;
-using test::run_program;
-
 const std::string kConfig = "gradcheck_soft_cross_entropy.yaml";
-const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/" + kConfig;
 const Sets kSmall = {"vocab_size=255", "seq_len=21"};
 
 class GradcheckSoftLabels : public testing::TestWithParam<std::string> {};
@@ -77,25 +68,12 @@ TEST(GradcheckSoftLabelsKernels, ThatComputeSomethingElseAreRejected) {
       {"/dlogits/"});
 }
 
-TEST(GradcheckSoftLabelsProgram, ReportsWhatItCheckedAndWritesItsInputs) {
-  const TemporaryFolder folder;
-  const std::string output = (folder.path() / "r.jsonl").string(), tensors = (folder.path() / "in.safetensors").string();
-  const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", "output=" + output});
-  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
-  EXPECT_EQ(result.last_line(), "PASS");
-  const Json line = read_results(output).lines.at(0);
-  EXPECT_EQ(line["loss"], "soft_cross_entropy");
-  EXPECT_EQ(line["options"]["label_smoothing"], 0.1);
-  const ProgramResult row = run_program({"gradcheck", "--config", kConfigPath, "--row", "5", "--set", "vocab_size=255"});
-  EXPECT_EQ(row.exit_code, kExitPass) << row.out << row.err;
-  EXPECT_NE(row.out.find("\nterm/soft_nll "), std::string::npos) << row.out;
-  const ProgramResult inputs =
-      run_program({"judge", "--config", kConfigPath, "--set", "vocab_size=255", "--write-inputs", tensors});
-  ASSERT_EQ(inputs.exit_code, kExitPass) << inputs.err;
-  EXPECT_EQ(SafetensorsFile(tensors).tensor("target_probs").shape, (std::vector<int64_t>{96, 255}));
+TEST(GradcheckSoftLabelsKernels, TheConfigPassesAndItsInputsAreHandedOver) {
+  EXPECT_FALSE(GradcheckCall(kConfig).mutants().empty());
+  EXPECT_EQ(drawn_shape(kConfig, {"vocab_size=255"}, "target_probs"), (std::vector<int64_t>{96, 255}));
 }
 
-TEST(GradcheckSoftLabelsProgram, ConfigErrorsNameTheKey) {
+TEST(GradcheckSoftLabelsKernels, ConfigErrorsNameTheKey) {
   expect_config_errors(kConfig, {{{"label_smoothing=2"}, "label_smoothing: "},
                                  {{"source.probs_zeros=2"}, "source.probs_zeros: 2 is out of range"},
                                  {{"source.probs_dtype=int8"}, "source.probs_dtype: 'int8' is none of "},
@@ -108,10 +86,8 @@ TEST(GradcheckSoftLabelsProgram, ConfigErrorsNameTheKey) {
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 constexpr const char* kStrict =
-    "loss: soft_cross_entropy\nlabel_smoothing: 0.1\n"
-    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
-    "source: {kind: synthetic, distribution: normal, std: 2, probs_dtype: bf16}\n"
-    "outputs: [logp, lse, entropy, argmax, correct]\n";
+    "loss=soft_cross_entropy label_smoothing=0.1 batch_size=2 seq_len=4 vocab_size=1000 dtype=bf16 seed=3 source.std=2 "
+    "source.probs_dtype=bf16 outputs=[logp, lse, entropy, argmax, correct]";
 
 TEST(StrictSoftLabels, KernelsTouchNothingButTheirTensors) {
   for (const std::string& isa : supported_isas()) {

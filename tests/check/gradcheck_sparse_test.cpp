@@ -7,22 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "check/judge/judge.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
-#include "support/safetensors.h"
-#include "tests/check/gradcheck_call.h"
 #include "tests/check/strict_support.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-using test::ProgramResult;
-using test::run_program;
-
 const std::string kConfig = "gradcheck_sparse_distillation.yaml";
-const std::string kConfigPath = TILELOSS_SOURCE_DIR "/configs/" + kConfig;
 const Sets kSmall = {"vocab_size=255", "seq_len=21"};
 
 const std::vector<std::string> kTails = {"lump", "ignore", "renormalise"};
@@ -101,27 +92,16 @@ TEST(GradcheckSparseKernels, ThatComputeSomethingElseAreRejected) {
                   {"/dlogits/"});
 }
 
-TEST(GradcheckSparseProgram, ReportsWhatItCheckedAndWritesItsInputs) {
-  const TemporaryFolder folder;
-  const std::string output = (folder.path() / "r.jsonl").string(), tensors = (folder.path() / "in.safetensors").string();
-  const ProgramResult result = run_program({"gradcheck", "--config", kConfigPath, "--set", "output=" + output});
-  ASSERT_EQ(result.exit_code, kExitPass) << result.out << result.err;
-  EXPECT_EQ(result.last_line(), "PASS");
-  const Json line = read_results(output).lines.at(0);
-  EXPECT_EQ(line["loss"], "sparse_distillation");
-  EXPECT_EQ(line["fwd/agreement_mismatches"], 0);
-  const ProgramResult row = run_program({"gradcheck", "--config", kConfigPath, "--row", "5", "--set", "vocab_size=255"});
-  EXPECT_EQ(row.exit_code, kExitPass) << row.out << row.err;
-  EXPECT_NE(row.out.find("\nterm/known_columns "), std::string::npos) << row.out;
-  const ProgramResult inputs =
-      run_program({"judge", "--config", kConfigPath, "--set", "vocab_size=255", "--write-inputs", tensors});
-  ASSERT_EQ(inputs.exit_code, kExitPass) << inputs.err;
+TEST(GradcheckSparseKernels, TheConfigPassesAndItsInputsAreHandedOver) {
+  const GradcheckCall check(kConfig);
+  EXPECT_FALSE(check.mutants().empty());
+  EXPECT_EQ(check.metrics()["fwd/agreement_mismatches"], 0);
   for (const char* name : {"teacher_ids", "teacher_logprobs"}) {
-    EXPECT_EQ(SafetensorsFile(tensors).tensor(name).shape, (std::vector<int64_t>{96, 20}));
+    EXPECT_EQ(drawn_shape(kConfig, {"vocab_size=255"}, name), (std::vector<int64_t>{96, 20}));
   }
 }
 
-TEST(GradcheckSparseProgram, ConfigErrorsNameTheKey) {
+TEST(GradcheckSparseKernels, ConfigErrorsNameTheKey) {
   expect_config_errors(kConfig, {{{"tail=half"}, "tail: 'half' is none of lump, "},
                                  {{"source.teacher_columns=0"}, "source.teacher_columns: 0 is out of range"},
                                  {{"source.special_rows=[same]"}, "source.special_rows: 'same' is none of no_columns, "},
@@ -132,10 +112,9 @@ TEST(GradcheckSparseProgram, ConfigErrorsNameTheKey) {
 // ----------------------------------------------------------------------------------------------------------------- strict
 
 constexpr const char* kStrict =
-    "loss: sparse_distillation\ndivergence: jsd\nlabel_weight: 0.3\ndivergence_weight: 0.7\n"
-    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\n"
-    "source: {kind: synthetic, distribution: normal, std: 2, teacher_columns: 5, special_rows: [gaps]}\n"
-    "outputs: [logp, lse, entropy, argmax, correct, divergence, teacher_entropy, agreement]\n";
+    "loss=sparse_distillation divergence=jsd label_weight=0.3 divergence_weight=0.7 batch_size=2 seq_len=4 vocab_size=1000 "
+    "dtype=bf16 seed=3 source.std=2 source.teacher_columns=5 source.special_rows=[gaps] outputs=[logp, lse, entropy, "
+    "argmax, correct, divergence, teacher_entropy, agreement]";
 
 TEST(StrictSparse, KernelsTouchNothingButTheirTensors) {
   for (const std::string& isa : supported_isas()) {

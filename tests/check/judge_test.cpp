@@ -1,59 +1,45 @@
-// tileloss judge: outputs in a file, by gradcheck's gates. The library's own kernels stand for something else.
+// Outputs of somebody else's, judged by gradcheck's gates. The library's own kernels stand for something else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
-#include "check/gradcheck_report.h"
-#include "check/gradcheck_run.h"
-#include "check/inputs/case_files.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
 using reference::NumberFormat;
-using test::ProgramResult;
-using test::run_program;
-using test::TemporaryFolder;
 
 constexpr const char* kCrossEntropy =
-    "loss: cross_entropy\nbatch_size: 2\nseq_len: 9\nvocab_size: 3001\ndtype: bf16\nseed: 3\nignore_prob: 0.2\n"
-    "source: {kind: synthetic, distribution: normal, std: 2}\n"
-    "outputs: [logp, lse, entropy, argmax, correct, log_sum_sq_probs, mean_logit]\n";
+    "loss=cross_entropy batch_size=2 seq_len=9 vocab_size=3001 dtype=bf16 seed=3 ignore_prob=0.2 source.std=2 "
+    "outputs=[logp, lse, entropy, argmax, correct, log_sum_sq_probs, mean_logit]";
 constexpr const char* kLinear =
-    "level: linear\nloss: cross_entropy\nbatch_size: 2\nseq_len: 20\nvocab_size: 500\nhidden_size: 48\ndtype: bf16\nbias: "
-    "random\n"
-    "ignore_prob: 0.2\ntoken_weights: random\nsource: {kind: synthetic, std: 2}\ngradients: [dhidden, dhead, dbias]\n";
+    "level=linear loss=cross_entropy batch_size=2 seq_len=20 vocab_size=500 hidden_size=48 dtype=bf16 bias=random "
+    "ignore_prob=0.2 token_weights=random source.std=2 gradients=[dhidden, dhead, dbias]";
 constexpr const char* kLogprobs =
-    "loss: logprobs\nbatch_size: 2\nseq_len: 9\nvocab_size: 300\ndtype: fp32\nupstream: per_row\noutputs: [logp, lse, entropy]\n";
+    "loss=logprobs batch_size=2 seq_len=9 vocab_size=300 dtype=fp32 upstream=per_row outputs=[logp, lse, entropy]";
 constexpr const char* kPolicy =
-    "loss: policy_loss\npreset: gspo\nbatch_size: 3\nseq_len: 11\nvocab_size: 300\ndtype: bf16\nmask_prob: 0.2\n"
-    "sequences: offsets\nbeta: 0.1\nold_logp_noise_scale: 0.1\nref_logp_noise_scale: 0.1\nsampler_logp_noise_scale: 0.1\n"
-    "source: {kind: synthetic, std: 2}\n";
+    "loss=policy_loss preset=gspo batch_size=3 seq_len=11 vocab_size=300 dtype=bf16 mask_prob=0.2 sequences=offsets "
+    "beta=0.1 old_logp_noise_scale=0.1 ref_logp_noise_scale=0.1 sampler_logp_noise_scale=0.1 source.std=2";
 
 constexpr const char* kDistillation =
-    "loss: distillation\ndivergence: reverse_kl\nlabel_weight: 0.3\ndivergence_weight: 0.7\nbatch_size: 2\nseq_len: "
-    "9\nvocab_size: 300\ndtype: bf16\nmask_prob: "
-    "0.2\n"
-    "temperature: 2\nsource: {kind: synthetic, std: 2, teacher: near, special_rows: [same, both_zeros]}\n"
-    "outputs: [logp, lse, entropy, correct, divergence, teacher_entropy, agreement]\n";
+    "loss=distillation divergence=reverse_kl label_weight=0.3 divergence_weight=0.7 batch_size=2 seq_len=9 vocab_size=300 "
+    "dtype=bf16 mask_prob=0.2 temperature=2 source.std=2 source.teacher=near source.special_rows=[same, both_zeros] "
+    "outputs=[logp, lse, entropy, correct, divergence, teacher_entropy, agreement]";
 
 constexpr int64_t kTile = 64;
 
-// A case and what the library's kernels make of it, as a file that somebody hands in.
+// A case and what the library's kernels make of it, as somebody hands it in.
 struct Outputs {
-  explicit Outputs(const std::string& text, const std::vector<std::string>& sets = {})
-      : path(folder.write("c.yaml", text)), overrides(sets), config(read_gradcheck_config(path, sets)), team(1) {
+  explicit Outputs(const std::string& text, const Sets& sets = {}) : Outputs(config_of(text, sets)) {}
+  explicit Outputs(GradcheckConfig given) : config(std::move(given)) {
     forget_kernels(config);
     config.kernel.vocab_block = kTile;
     inputs = make_inputs(config, team);
@@ -61,12 +47,10 @@ struct Outputs {
   }
 
   // Their elements live as long as this.
-  std::vector<Tensor> tensors() const {
-    std::vector<Tensor> tensors;
+  std::vector<StoredTensor> tensors() const {
+    std::vector<StoredTensor> tensors;
     const auto add = [&](const char* name, const char* dtype, const auto& values, std::vector<int64_t> shape) {
-      using Element = typename std::decay_t<decltype(values)>::value_type;
-      const auto bytes = static_cast<int64_t>(values.size() * sizeof(Element));
-      if (!values.empty()) tensors.push_back({name, dtype, std::move(shape), values.data(), bytes});
+      if (!values.empty()) tensors.push_back(stored(name, dtype, std::move(shape), values));
     };
     const std::vector<int64_t> rows = {inputs.rows};
     add("loss", "F32", results.loss, config.per_row_loss() ? rows : std::vector<int64_t>{});
@@ -74,14 +58,14 @@ struct Outputs {
       const RowOutput& output = checked_outputs()[o];
       const std::vector<double>& values = results.outputs[o];
       if (output.dtype == TILELOSS_INT64) {
-        stored.integers.assign(values.begin(), values.end());
-        add(output.name, "I64", stored.integers, rows);
+        kept.integers.assign(values.begin(), values.end());
+        add(output.name, "I64", kept.integers, rows);
       } else if (output.dtype == TILELOSS_UINT8) {
-        stored.bytes[o].assign(values.begin(), values.end());
-        add(output.name, "U8", stored.bytes[o], rows);
+        kept.bytes[o].assign(values.begin(), values.end());
+        add(output.name, "U8", kept.bytes[o], rows);
       } else {
-        stored.floats[o].assign(values.begin(), values.end());
-        add(output.name, "F32", stored.floats[o], rows);
+        kept.floats[o].assign(values.begin(), values.end());
+        add(output.name, "F32", kept.floats[o], rows);
       }
     }
     add("metrics", "F32", results.metrics, {static_cast<int64_t>(results.metrics.size())});
@@ -89,87 +73,70 @@ struct Outputs {
     const auto add_matrix = [&](const char* name, NumberFormat format, const HugeBuffer& buffer, int64_t height, int64_t width) {
       if (buffer.empty()) return;
       const auto bytes = height * width * static_cast<int64_t>(reference::format_info(format).bytes);
-      tensors.push_back({name, dtype_name(format), {height, width}, buffer.data(), bytes});
+      tensors.push_back({name, dtype_name(format), {height, width}, bytes, buffer.data()});
     };
     add_matrix("dlogits", gradient.dlogits_format, gradient.dlogits, inputs.rows, inputs.cols);
     for (const LinearGradient& one : gradient.linear) {
       const reference::StoredMatrix& view = one.view;
       const std::vector<int64_t> shape = {view.rows, view.cols};
       tensors.push_back({name_of(one.which), dtype_name(view.format),
-                         one.which == LinearOutput::kDbias ? std::vector<int64_t>{view.rows} : shape, view.data,
-                         one.data.bytes()});
+                         one.which == LinearOutput::kDbias ? std::vector<int64_t>{view.rows} : shape, one.data.bytes(),
+                         static_cast<const char*>(view.data)});
     }
     return tensors;
   }
 
-  // The program's judgement of these tensors.
-  ProgramResult judge(const std::vector<Tensor>& given, const std::vector<std::string>& more = {},
-                      const std::vector<std::string>& flags = {}) const {
-    write_safetensors(folder.path() / "f.safetensors", given);
-    std::vector<std::string> arguments = {"judge", "--config", path.string(), "--outputs",
-                                          (folder.path() / "f.safetensors").string()};
-    for (const std::vector<std::string>& sets : {overrides, more}) {
-      for (const std::string& set : sets) arguments.insert(arguments.end(), {"--set", set});
-    }
-    arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return run_program(arguments);
+  GradcheckReport judge(const std::vector<StoredTensor>& given, bool mutants = false) const {
+    GradcheckConfig asked = config;
+    asked.mutants = mutants;
+    ThreadTeam one(1);
+    return judge_all(asked, inputs, read_outputs(TensorFile("outputs", given), asked, inputs), one);
+  }
+  Sets failures(const std::vector<StoredTensor>& given, bool mutants = false) const {
+    GradcheckConfig asked = config;
+    asked.mutants = mutants;
+    return tools::failures(asked, judge(given, mutants));
   }
 
-  TemporaryFolder folder;
-  std::filesystem::path path;
-  std::vector<std::string> overrides;
   GradcheckConfig config;
-  ThreadTeam team;
+  ThreadTeam team{1};
   CheckInputs inputs;
   KernelResults results;
-  // The row outputs as a file has them.
-  struct Stored {
+  // The row outputs as they are handed in.
+  struct Kept {
     std::array<std::vector<float>, kOutputCount> floats;
     std::vector<int64_t> integers;
     std::array<std::vector<uint8_t>, kOutputCount> bytes;
   };
-  mutable Stored stored;
+  mutable Kept kept;
 };
 
-// What the last line of the output has behind FAIL.
-std::set<std::string> failed_gates(const ProgramResult& result) {
-  const std::string line = result.last_line();
-  if (!line.starts_with("FAIL: ")) return {};
-  std::set<std::string> gates;
-  for (const std::string& name : split(line.substr(6), ',')) gates.insert(name.substr(name.find_first_not_of(' ')));
-  return gates;
-}
-
-class JudgeOutputs : public testing::TestWithParam<std::pair<const char*, std::vector<std::string>>> {};
+class JudgeOutputs : public testing::TestWithParam<std::pair<const char*, Sets>> {};
 
 TEST_P(JudgeOutputs, OfTheKernelsPass) {
   const Outputs outputs(GetParam().first, GetParam().second);
-  const ProgramResult result = outputs.judge(outputs.tensors());
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_EQ(result.last_line(), "PASS");
+  EXPECT_EQ(outputs.failures(outputs.tensors()), Sets());
   EXPECT_GE(outputs.tensors().size(), 3U);
 }
 
 // Each output alone is enough, and none of the others is missed.
 TEST_P(JudgeOutputs, OneAtATimePass) {
   const Outputs outputs(GetParam().first, GetParam().second);
-  for (const Tensor& tensor : outputs.tensors()) {
-    const ProgramResult result = outputs.judge({tensor});
-    EXPECT_EQ(result.exit_code, 0) << tensor.name << "\n" << result.out << result.err;
-    EXPECT_NE(result.out.find("\n" + (tensor.name == "loss" && outputs.config.per_row_loss() ? "per_loss" : tensor.name)),
-              std::string::npos)
-        << result.out;
+  for (const StoredTensor& tensor : outputs.tensors()) {
+    EXPECT_EQ(outputs.failures({tensor}), Sets()) << tensor.name;
+    const std::string name = tensor.name == "loss" && outputs.config.per_row_loss() ? "per_loss" : tensor.name;
+    const std::vector<Gate> gates = outputs.judge({tensor}).verdict.gates;
+    EXPECT_TRUE(std::ranges::any_of(gates, [&](const Gate& gate) { return gate.name.starts_with(name); })) << name;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, JudgeOutputs,
-    testing::Values(std::pair(kCrossEntropy, std::vector<std::string>{}),
+    testing::Values(std::pair(kCrossEntropy, Sets{}),
                     std::pair(kCrossEntropy, std::vector<std::string>{"reduction=none", "upstream=per_row", "dtype=fp16",
                                                                       "label_smoothing=0.1", "z_loss=1e-3", "valid_vocab=2950"}),
-                    std::pair(kLogprobs, std::vector<std::string>{}), std::pair(kPolicy, std::vector<std::string>{}),
-                    std::pair(kDistillation, std::vector<std::string>{}), std::pair(kLinear, std::vector<std::string>{}),
-                    std::pair(kLinear, std::vector<std::string>{"dhead_dtype=head", "dtype=fp32"})));
+                    std::pair(kLogprobs, Sets{}), std::pair(kPolicy, Sets{}), std::pair(kDistillation, Sets{}),
+                    std::pair(kLinear, Sets{}), std::pair(kLinear, std::vector<std::string>{"dhead_dtype=head", "dtype=fp32"})));
 
 // The names of the gates that catch a mutant in gradcheck, without the pass, and those of the loss and rows.
 std::set<std::string> gates_of_mutant(const Outputs& outputs, const std::string& name) {
@@ -188,6 +155,11 @@ std::set<std::string> gates_of_mutant(const Outputs& outputs, const std::string&
   }
   ADD_FAILURE() << "no mutant " << name;
   return {};
+}
+
+std::set<std::string> failed_gates(const Outputs& outputs, const std::vector<StoredTensor>& given) {
+  const Sets failed = outputs.failures(given);
+  return {failed.begin(), failed.end()};
 }
 
 using Alter = std::function<void(Outputs&)>;
@@ -234,9 +206,7 @@ TEST(JudgeAltered, CopiesFailAtTheGatesThatCatchGradchecksMutants) {
   for (const auto& [name, alter] : copies) {
     Outputs altered(kCrossEntropy);
     alter(altered);
-    const ProgramResult result = altered.judge(altered.tensors());
-    EXPECT_EQ(result.exit_code, 1) << name;
-    EXPECT_EQ(failed_gates(result), gates_of_mutant(right, name)) << name << "\n" << result.out;
+    EXPECT_EQ(failed_gates(altered, altered.tensors()), gates_of_mutant(right, name)) << name;
   }
 }
 
@@ -244,10 +214,10 @@ TEST(JudgeAltered, GradientsOfHiddenHeadAndBiasFailAtTheirOwnGates) {
   const Outputs right(kLinear);
   for (const std::string name : {"dhidden", "dhead", "dbias"}) {
     for (const std::string how : {"halved", "negated", "first_tile_dropped", "last_tile_dropped"}) {
-      std::vector<Tensor> tensors = right.tensors();
-      Tensor& tensor = *std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return t.name == name; });
+      std::vector<StoredTensor> tensors = right.tensors();
+      StoredTensor& tensor = *std::ranges::find(tensors, name, &StoredTensor::name);
       const NumberFormat format = tensor.dtype == "BF16" ? NumberFormat::kBfloat16 : NumberFormat::kFloat32;
-      std::vector<char> copy(static_cast<const char*>(tensor.data), static_cast<const char*>(tensor.data) + tensor.bytes);
+      std::vector<char> copy(tensor.data, tensor.data + tensor.bytes);
       const int64_t rows = tensor.shape[0], cols = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
       for (int64_t i = 0; i < rows * cols; ++i) {
         const double value = reference::decode_at(format, copy.data(), i);
@@ -261,9 +231,7 @@ TEST(JudgeAltered, GradientsOfHiddenHeadAndBiasFailAtTheirOwnGates) {
                                                 : value);
       }
       tensor.data = copy.data();
-      const ProgramResult result = right.judge(tensors);
-      EXPECT_EQ(result.exit_code, 1) << name << how;
-      EXPECT_EQ(failed_gates(result), gates_of_mutant(right, name + "_" + how)) << name << how << "\n" << result.out;
+      EXPECT_EQ(failed_gates(right, tensors), gates_of_mutant(right, name + "_" + how)) << name << how;
     }
   }
 }
@@ -275,8 +243,7 @@ TEST(JudgeAltered, ANumberWhereARowIsIgnoredFails) {
   const auto row = ignored - outputs.inputs.labels.begin();
   outputs.results.outputs[kLse][static_cast<size_t>(row)] = 1;
   reference::encode_at(NumberFormat::kBfloat16, outputs.results.gradients[0].dlogits.data(), row * outputs.inputs.cols, 1);
-  const ProgramResult result = outputs.judge(outputs.tensors());
-  EXPECT_EQ(failed_gates(result), (std::set<std::string>{"lse", "dlogits/nonzero_where_ignored"})) << result.out;
+  EXPECT_EQ(failed_gates(outputs, outputs.tensors()), (std::set<std::string>{"lse", "dlogits/nonzero_where_ignored"}));
 }
 
 // Of the same logits widened, so that the kernels write float32.
@@ -311,29 +278,24 @@ TEST(JudgeMixtures, AGradientIsJudgedAsItIsStored) {
   reference::decode_row(NumberFormat::kBfloat16, outputs.results.gradients[0].dlogits.data(), values);
   const std::vector<float> rounded(values.begin(), values.end());
   const std::vector<int64_t> shape = {outputs.inputs.batch_size, outputs.inputs.seq_len, outputs.inputs.cols};
-  const ProgramResult as_float32 = outputs.judge({{"dlogits", "F32", shape, rounded.data(), elements * 4}});
-  EXPECT_EQ(failed_gates(as_float32), (std::set<std::string>{"dlogits/ulp_target", "dlogits/ulp_off_target", "dlogits/normwise"}))
-      << as_float32.out;
+  EXPECT_EQ(failed_gates(outputs, {stored("dlogits", "F32", shape, rounded)}),
+            (std::set<std::string>{"dlogits/ulp_target", "dlogits/ulp_off_target", "dlogits/normwise"}));
 
   const std::vector<float> dlogits = float32_gradient(outputs);
-  const ProgramResult exact = outputs.judge({{"dlogits", "F32", shape, dlogits.data(), elements * 4}});
-  EXPECT_EQ(exact.exit_code, 0) << exact.out << exact.err;
+  EXPECT_EQ(outputs.failures({stored("dlogits", "F32", shape, dlogits)}), Sets());
 }
 
-// What is handed over is what gradcheck draws, letter by letter, and a check of the file finds the same numbers.
+// What is handed over is what gradcheck draws, letter by letter.
 TEST(JudgeInputs, AreTheOnesThatAreDrawn) {
   for (const char* text : {kCrossEntropy, kLogprobs, kPolicy, kLinear}) {
     const Outputs outputs(text);
-    const auto path = outputs.folder.path() / "in.safetensors";
-    const ProgramResult result = run_program({"judge", "--config", outputs.path.string(), "--write-inputs", path.string()});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    const SafetensorsFile file(path);
-    const auto same = [&](const char* name, const void* data, int64_t bytes) {
-      const std::vector<char> stored = file.read(file.tensor(name));
-      ASSERT_EQ(static_cast<int64_t>(stored.size()), bytes) << name;
-      EXPECT_EQ(std::memcmp(stored.data(), data, stored.size()), 0) << name;
-    };
     const CheckInputs& inputs = outputs.inputs;
+    const TensorFile file("inputs", input_tensors(outputs.config, inputs));
+    const auto same = [&](const char* name, const void* data, int64_t bytes) {
+      const StoredTensor& tensor = file.tensor(name);
+      ASSERT_EQ(tensor.bytes, bytes) << name;
+      EXPECT_EQ(std::memcmp(tensor.data, data, static_cast<size_t>(bytes)), 0) << name;
+    };
     same("labels", inputs.labels.data(), inputs.rows * 8);
     if (inputs.linear) {
       same("hidden", inputs.linear->hidden.data(), inputs.linear->hidden.bytes());
@@ -355,53 +317,38 @@ TEST(JudgeInputs, AreTheOnesThatAreDrawn) {
 // What a caller needs to know of the config besides the tensors.
 TEST(JudgeInputs, ComeWithTheirCase) {
   for (const auto& [text, expected] : std::vector<std::pair<std::string, const char*>>{
-           {std::string(kPolicy) + "kernel: {in_place: true}\nmutants: true\noutputs: [entropy]\n",
+           {std::string(kPolicy) + " kernel.in_place=true mutants=true outputs=[entropy]",
             R"({"function":"policy_loss","options":{"ratio_level":"sequence","beta":0.1},"batch_size":3,"seq_len":11,)"
             R"("outputs":["entropy"],"mutants":true,"in_place":true})"},
-           {std::string(kLinear) + "head_layout: hv\n",
+           {std::string(kLinear) + " head_layout=hv",
             R"({"function":"linear_cross_entropy","options":{},"batch_size":2,"seq_len":20,"outputs":["logp","lse"],)"
             R"("mutants":false,"in_place":false,"gradients":["dhidden","dhead","dbias"],"head_layout":"hv"})"}}) {
-    const TemporaryFolder folder;
-    const auto path = folder.path() / "in.safetensors";
-    const ProgramResult result =
-        run_program({"judge", "--config", folder.write("c.yaml", text).string(), "--write-inputs", path.string()});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    std::ifstream file(path, std::ios::binary);
-    uint64_t length = 0;
-    file.read(reinterpret_cast<char*>(&length), sizeof length);
-    std::string header(length, '\0');
-    file.read(header.data(), static_cast<std::streamsize>(length));
-    const Json metadata = Json::parse(header).at("__metadata__");
-    Json described = Json::parse(metadata.at("case").get<std::string>());
+    const GradcheckConfig config = config_of(text);
+    ThreadTeam team(1);
+    Json described = described_case(config, make_inputs(config, team));
     for (const char* set_by_the_preset : {"epsilon_low", "epsilon_high", "aggregation"})
       described["options"].erase(set_by_the_preset);
     EXPECT_EQ(described, Json::parse(expected));
   }
 }
 
-// Inputs to a file, a check of that file as its own case, its outputs to a file, and the judgement of those by the first config.
+// The inputs, as a file's, make the case of a config of their own, whose outputs the first config judges.
 TEST(JudgeInputs, GoRoundTheKernelsAndBack) {
   const Outputs drawn(kCrossEntropy);
-  const auto in = drawn.folder.path() / "in.safetensors";
-  ASSERT_EQ(run_program({"judge", "--config", drawn.path.string(), "--write-inputs", in.string()}).exit_code, 0);
-  const Outputs from_file("loss: cross_entropy\nsource: {kind: safetensors, path: " + in.string() +
-                          "}\noutputs: [logp, entropy]\n");
-  const ProgramResult result = drawn.judge(from_file.tensors());
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Outputs from_file(config_of("loss=cross_entropy source.kind=safetensors source.path=/in outputs=[logp, entropy]", {},
+                                    {TensorFile("/in", input_tensors(drawn.config, drawn.inputs))}));
+  EXPECT_EQ(drawn.failures(from_file.tensors()), Sets());
 }
 
 TEST(JudgeErrors, NameTheTensorWhatWasExpectedAndWhatIsThere) {
   const Outputs outputs(kCrossEntropy), linear(kLinear), logprobs(kLogprobs);
   const std::vector<float> zeros(40000);
   const auto floats = [&](const char* name, std::vector<int64_t> shape, const char* dtype = "F32") {
-    int64_t elements = 1;
-    for (const int64_t size : shape) elements *= size;
-    const int64_t bytes = std::string(dtype) == "F32" ? 4 : std::string(dtype) == "F64" || std::string(dtype) == "I64" ? 8 : 2;
-    return Tensor{name, dtype, std::move(shape), zeros.data(), elements * bytes};
+    return stored(name, dtype, std::move(shape), zeros);
   };
   struct Error {
     const Outputs& of;
-    Tensor tensor;
+    StoredTensor tensor;
     std::string message;
   };
   for (const Error& error :
@@ -420,55 +367,28 @@ TEST(JudgeErrors, NameTheTensorWhatWasExpectedAndWhatIsThere) {
         Error{linear, floats("dhidden", {40, 47}), "dhidden: expected [40, 48] or [2, 20, 48], got [40, 47]"},
         Error{linear, floats("dhead", {48, 500}), "dhead: expected [500, 48], got [48, 500]"},
         Error{linear, floats("dbias", {499}), "dbias: expected [500], got [499]"}}) {
-    const ProgramResult result = error.of.judge({error.tensor});
-    EXPECT_EQ(result.exit_code, 2) << error.message << result.out;
-    EXPECT_NE(result.err.find("f.safetensors: " + error.message), std::string::npos) << error.message << "\n" << result.err;
+    EXPECT_TRUE(is_refused(refusal_of({}, [&] { error.of.judge({error.tensor}); }), "outputs: " + error.message));
   }
-  const ProgramResult none = outputs.judge({});
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find("expected at least one output of cross_entropy: loss, logp"), std::string::npos) << none.err;
-}
-
-TEST(JudgeErrors, OfTheCommandLineTheConfigAndTheFile) {
-  const Outputs outputs(kLinear);
-  const std::string config = outputs.path.string();
-  const ProgramResult neither = run_program({"judge", "--config", config});
-  EXPECT_EQ(neither.exit_code, 2);
-  EXPECT_NE(neither.err.find("--outputs"), std::string::npos) << neither.err;
-  EXPECT_EQ(run_program({"judge", "--config", config, "--outputs", "a", "--write-inputs", "b"}).exit_code, 2);
-  EXPECT_EQ(run_program({"judge", "--config", config, "--outputs", "/nonexistent"}).exit_code, 3);
-  EXPECT_EQ(run_program({"judge", "--config", config, "--write-inputs", "/nonexistent/in.safetensors"}).exit_code, 3);
-  const ProgramResult sum = outputs.judge(outputs.tensors(), {"accumulate=true"});
-  EXPECT_EQ(sum.exit_code, 2);
-  EXPECT_NE(sum.err.find("accumulate: expected false where outputs are judged, got true"), std::string::npos) << sum.err;
+  EXPECT_TRUE(
+      is_refused(refusal_of({}, [&] { outputs.judge({}); }), "expected at least one output of cross_entropy: loss, logp"));
+  EXPECT_TRUE(is_refused(refusal_of({}, [] { Outputs(kLinear, {"accumulate=true"}); }),
+                         "accumulate: expected false where outputs are judged, got true"));
 }
 
 // Whatever the config says of the library's own kernels: this machine may not have them.
 TEST(Judge, TheKernelsOfTheConfigHaveNoPart) {
   const Outputs outputs(kLinear);
-  const ProgramResult result =
-      outputs.judge(outputs.tensors(), {"head_layout=hv", "kernel.vocab_block=100", "mutants=true", "strict=true"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_EQ(result.out.find("mutants"), std::string::npos) << result.out;
+  const Outputs asked(kLinear, {"head_layout=hv", "kernel.vocab_block=128", "mutants=true", "strict=true"});
+  EXPECT_EQ(asked.failures(outputs.tensors()), Sets());
+  EXPECT_FALSE(asked.config.mutants || asked.config.strict || asked.config.linear.transposed_head);
 }
 
 // As gradcheck's own, whose kernels stand for something else here.
 TEST(Judge, PlantsMutantsInTheOutputsAndCatchesThem) {
   for (const char* text : {kCrossEntropy, kLogprobs, kPolicy, kLinear}) {
     const Outputs outputs(text);
-    const auto lines = outputs.folder.path() / "r.jsonl";
-    const ProgramResult result = outputs.judge(outputs.tensors(), {"output=" + lines.string()}, {"--mutants"});
-    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-    EXPECT_NE(result.out.find("mutants"), std::string::npos) << result.out;
-    EXPECT_EQ(result.out.find("NOT CAUGHT"), std::string::npos) << result.out;
-    int64_t planted = 0;
-    const Json line = read_results(lines).lines.at(0);
-    for (const Json& mutant : line["mutants"]) {
-      if (!mutant["planted"].get<bool>()) continue;
-      ++planted;
-      EXPECT_FALSE(mutant["caught_by"].empty()) << mutant.dump();
-    }
-    EXPECT_GE(planted, 5) << text;
+    EXPECT_EQ(outputs.failures(outputs.tensors(), true), Sets());
+    EXPECT_GE(std::ranges::count_if(outputs.judge(outputs.tensors(), true).mutants, &MutantVerdict::planted), 5) << text;
   }
 }
 
@@ -476,62 +396,28 @@ TEST(Judge, PlantsMutantsInTheOutputsAndCatchesThem) {
 TEST(Judge, PlantsMutantsInAGradientOfAnotherType) {
   const Outputs outputs(kCrossEntropy);
   const std::vector<float> dlogits = float32_gradient(outputs);
-  const ProgramResult result =
-      outputs.judge({{"dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, dlogits.data(), std::ssize(dlogits) * 4}}, {},
-                    {"--mutants"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(outputs.failures({stored("dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, dlogits)}, true), Sets());
 }
 
 // A gate that fails already can catch nothing.
 TEST(Judge, PlantsNoMutantsWhereGatesFailWithoutAny) {
   const Outputs outputs(kCrossEntropy);
   const std::vector<float> zeros(static_cast<size_t>(outputs.inputs.rows * outputs.inputs.cols));
-  const ProgramResult result = outputs.judge(
-      {{"dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, zeros.data(), std::ssize(zeros) * 4}}, {}, {"--mutants"});
-  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
-  EXPECT_NE(result.out.find("mutants: not judged"), std::string::npos) << result.out;
-  EXPECT_EQ(result.out.find("mutant "), std::string::npos) << result.out;
-}
-
-TEST(Judge, MutantsNeedAGradient) {
-  const Outputs outputs(kCrossEntropy);
-  std::vector<Tensor> tensors = outputs.tensors();
-  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.name == "dlogits"; });
-  const ProgramResult result = outputs.judge(tensors, {}, {"--mutants"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_NE(result.err.find("--mutants: expected a gradient in "), std::string::npos) << result.err;
-  EXPECT_EQ(run_program({"judge", "--config", outputs.path.string(), "--write-inputs", "x", "--mutants"}).exit_code, 2);
-}
-
-TEST(Judge, SaysWhoMadeTheOutputs) {
-  const Outputs outputs(kCrossEntropy);
-  const auto lines = outputs.folder.path() / "r.jsonl";
-  const ProgramResult result =
-      outputs.judge(outputs.tensors(), {"output=" + lines.string()}, {"--producer", "another library 2.1"});
-  EXPECT_NE(result.out.find("f.safetensors, made by another library 2.1\n"), std::string::npos) << result.out;
-  EXPECT_EQ(read_results(lines).lines.at(0)["producer"], "another library 2.1");
-}
-
-TEST(Judge, WritesAResultLine) {
-  const Outputs outputs(kCrossEntropy);
-  const auto lines = outputs.folder.path() / "r.jsonl";
-  ASSERT_EQ(outputs.judge(outputs.tensors(), {"output=" + lines.string()}).exit_code, 0);
-  const Json line = read_results(lines).lines.at(0);
-  EXPECT_EQ(line["tool"], "judge");
-  EXPECT_EQ(line["outputs"], (outputs.folder.path() / "f.safetensors").string());
-  EXPECT_EQ(line["pass"], true);
-  EXPECT_TRUE(line.contains("dlogits_max_abs"));
-  for (const Json& gate : line["gates"]) EXPECT_TRUE(gate["pass"].get<bool>()) << gate.dump();
+  const StoredTensor dlogits = stored("dlogits", "F32", {outputs.inputs.rows, outputs.inputs.cols}, zeros);
+  EXPECT_FALSE(outputs.failures({dlogits}, true).empty());
+  EXPECT_TRUE(outputs.judge({dlogits}, true).mutants.empty());
 }
 
 // tests/data/README.md says how PyTorch computed them.
 TEST(Judge, OutputsOfPyTorchPass) {
-  const ProgramResult result =
-      run_program({"judge", "--config", TILELOSS_SOURCE_DIR "/configs/gradcheck_linear_safetensors.yaml", "--outputs",
-                   TILELOSS_SOURCE_DIR "/tests/data/qwen2-tiny-hidden-outputs.safetensors"});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  for (const char* gate : {"\nloss ", "\nlogp ", "\nlse ", "\ndhidden/cap ", "\ndhead/cap ", "\ndbias/cap "}) {
-    EXPECT_NE(result.out.find(gate), std::string::npos) << gate << result.out;
+  const GradcheckConfig config = config_of("gradcheck_linear_safetensors.yaml");
+  ThreadTeam team(1);
+  const CheckInputs inputs = make_inputs(config, team);
+  const TensorFile file = read_tensors(TILELOSS_SOURCE_DIR "/tests/data/qwen2-tiny-hidden-outputs.safetensors");
+  const Verdict verdict = judge(config, inputs, read_outputs(file, config, inputs), team);
+  EXPECT_TRUE(verdict.passes());
+  for (const char* name : {"loss", "logp", "lse", "dhidden/cap", "dhead/cap", "dbias/cap"}) {
+    EXPECT_NE(std::ranges::find(verdict.gates, name, &Gate::name), verdict.gates.end()) << name;
   }
 }
 

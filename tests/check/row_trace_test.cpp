@@ -11,50 +11,38 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
-#include "check/gradcheck_run.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
-#include "support/safetensors.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
 
-using test::ProgramResult;
-using test::run_program;
-using test::TemporaryFolder;
-
 constexpr const char* kCrossEntropy =
-    "loss: cross_entropy\nbatch_size: 2\nseq_len: 9\nvocab_size: 3001\nvalid_vocab: 2990\ndtype: bf16\nseed: 3\nignore_prob: "
-    "0.2\n"
-    "label_smoothing: 0.1\nz_loss: 1e-3\nclass_weights: random\ntoken_weights: random\nupstream: random\nsoftcap: 30\n"
-    "source: {kind: synthetic, distribution: normal, std: 2}\n"
-    "outputs: [logp, lse, entropy, argmax, correct, log_sum_sq_probs]\n";
+    "loss=cross_entropy batch_size=2 seq_len=9 vocab_size=3001 valid_vocab=2990 dtype=bf16 seed=3 ignore_prob=0.2 "
+    "label_smoothing=0.1 z_loss=1e-3 class_weights=random token_weights=random upstream=random softcap=30 source.std=2 "
+    "outputs=[logp, lse, entropy, argmax, correct, log_sum_sq_probs]";
 constexpr const char* kLogprobs =
-    "loss: logprobs\nbatch_size: 2\nseq_len: 9\nvocab_size: 300\ndtype: fp32\nupstream: per_row\noutputs: [logp, lse, entropy]\n"
-    "temperature: 0.7\ntemperature_on: logprob\n";
+    "loss=logprobs batch_size=2 seq_len=9 vocab_size=300 dtype=fp32 upstream=per_row outputs=[logp, lse, entropy] "
+    "temperature=0.7 temperature_on=logprob";
 constexpr const char* kPolicy =
-    "loss: policy_loss\npreset: grpo\nbatch_size: 3\nseq_len: 11\nvocab_size: 300\ndtype: bf16\nmask_prob: 0.2\nbeta: 0.1\n"
-    "entropy_coef: 0.01\nold_logp_noise_scale: 0.1\nref_logp_noise_scale: 0.1\nsource: {kind: synthetic, std: 2}\n";
+    "loss=policy_loss preset=grpo batch_size=3 seq_len=11 vocab_size=300 dtype=bf16 mask_prob=0.2 beta=0.1 "
+    "entropy_coef=0.01 old_logp_noise_scale=0.1 ref_logp_noise_scale=0.1 source.std=2";
 constexpr const char* kLinear =
-    "level: linear\nloss: cross_entropy\nbatch_size: 2\nseq_len: 20\nvocab_size: 500\nhidden_size: 48\ndtype: bf16\nbias: "
-    "random\n"
-    "ignore_prob: 0.2\nsource: {kind: synthetic, std: 2}\ngradients: [dhidden, dhead]\n"
-    "outputs: [logp, lse, entropy, argmax, correct, log_sum_sq_probs, mean_logit]\n";
+    "level=linear loss=cross_entropy batch_size=2 seq_len=20 vocab_size=500 hidden_size=48 dtype=bf16 bias=random "
+    "ignore_prob=0.2 source.std=2 gradients=[dhidden, dhead] outputs=[logp, lse, entropy, argmax, correct, "
+    "log_sum_sq_probs, mean_logit]";
 
 constexpr const char* kLinearLogprobs =
-    "level: linear\nloss: logprobs\nbatch_size: 2\nseq_len: 9\nvocab_size: 500\nhidden_size: 48\ndtype: fp32\nupstream: per_row\n"
-    "ignore_prob: 0.2\nsoftcap: 20\nsource: {kind: synthetic, std: 2}\noutputs: [logp, lse, entropy]\n";
+    "level=linear loss=logprobs batch_size=2 seq_len=9 vocab_size=500 hidden_size=48 dtype=fp32 upstream=per_row "
+    "ignore_prob=0.2 softcap=20 source.std=2 outputs=[logp, lse, entropy]";
 constexpr const char* kLinearPolicy =
-    "level: linear\nloss: policy_loss\npreset: gspo\nbatch_size: 3\nseq_len: 7\nvocab_size: 500\nhidden_size: 48\ndtype: bf16\n"
-    "mask_prob: 0.2\nentropy_coef: 0.01\nold_logp_noise_scale: 0.1\nsource: {kind: synthetic, std: 2}\n";
+    "level=linear loss=policy_loss preset=gspo batch_size=3 seq_len=7 vocab_size=500 hidden_size=48 dtype=bf16 "
+    "mask_prob=0.2 entropy_coef=0.01 old_logp_noise_scale=0.1 source.std=2";
 
 struct TracedRun {
-  explicit TracedRun(const std::string& text, const std::vector<std::string>& sets = {}, const KernelCall& kernel = call)
-      : config(read_gradcheck_config(folder.write("c.yaml", text), sets)), team(1), inputs(make_inputs(config, team)) {
-    results = run_kernels(config, inputs, kernel);
-  }
+  explicit TracedRun(const std::string& text, const Sets& sets = {}, const KernelCall& kernel = call)
+      : TracedRun(config_of(text, sets), kernel) {}
+  explicit TracedRun(GradcheckConfig given, const KernelCall& kernel = call)
+      : config(std::move(given)), inputs(make_inputs(config, team)), results(run_kernels(config, inputs, kernel)) {}
 
   RowTrace trace(int64_t row, std::optional<int64_t> column = std::nullopt) const {
     return trace_row(config, inputs, results, row, column);
@@ -73,9 +61,8 @@ struct TracedRun {
     return results.gradients[gradient].dlogits.data() + inputs.row_offset(row);
   }
 
-  TemporaryFolder folder;
+  ThreadTeam team{1};
   GradcheckConfig config;
-  ThreadTeam team;
   CheckInputs inputs;
   KernelResults results;
 };
@@ -280,66 +267,46 @@ TEST(RowTrace, AnIgnoredRowSaysSoAndMustHoldZeros) {
   EXPECT_EQ(stage(trace, "backward_from_row_state/dlogits/worst").column, 5);
 }
 
-ProgramResult gradcheck(const TemporaryFolder& folder, const char* config, std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"gradcheck", "--config", folder.write("c.yaml", config).string()};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return run_program(arguments);
-}
-
-TEST(RowTraceProgram, PrintsTheTableAndWritesItToTheResultLine) {
-  const TemporaryFolder folder;
-  const auto lines = folder.path() / "r.jsonl";
-  const ProgramResult result =
-      gradcheck(folder, kCrossEntropy, {"--row", "3", "--column", "7", "--set", "output=" + lines.string()});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_EQ(result.last_line(), "PASS");
-  for (const char* text :
-       {"\nrow 3 of 18, label ", "\nstate/sum ", "\nterm/smoothing ", "\ncoefficient/prob ", "dlogits/column "}) {
-    EXPECT_NE(result.out.find(text), std::string::npos) << text << result.out;
+// What a row is compared with has its terms, too.
+TEST(RowTrace, TargetsHaveTheirTerms) {
+  for (const auto& [config, term] : {std::pair("gradcheck_distillation.yaml", "divergence"),
+                                     {"gradcheck_soft_cross_entropy.yaml", "soft_nll"},
+                                     {"gradcheck_sparse_distillation.yaml", "known_columns"},
+                                     {"gradcheck_linear_distillation.yaml", "divergence"},
+                                     {"gradcheck_linear_soft_cross_entropy.yaml", "soft_nll"},
+                                     {"gradcheck_linear_sparse_distillation.yaml", "known_columns"}}) {
+    const RowTrace trace = TracedRun(config, {"vocab_size=255"}).trace(5);
+    EXPECT_EQ(trace.failures(), Names()) << config;
+    EXPECT_TRUE(stage(trace, std::string("term/") + term).oracle.has_value()) << config;
   }
-  const Json line = read_results(lines).lines.at(0);
-  EXPECT_EQ(line["tool"], "gradcheck");
-  EXPECT_EQ(line["pass"], true);
-  EXPECT_EQ(line["trace"]["row"], 3);
-  EXPECT_EQ(line["trace"]["ignored"], nullptr);
-  EXPECT_EQ(line["trace"]["stages"][0]["stage"], "state/max");
-  EXPECT_TRUE(line["trace"]["stages"][0]["kernel"].is_number());
 }
 
-TEST(RowTraceProgram, AStageThatFailsIsNamedAndTheExitCodeIsOne) {
-  const TemporaryFolder folder;
-  const ProgramResult result = gradcheck(folder, kCrossEntropy, {"--row", "3", "--set", "tolerances.ulp=0"});
-  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
-  EXPECT_TRUE(result.last_line().starts_with("FAIL: value_and_grad/dlogits/label, value_and_grad/dlogits/worst, "))
-      << result.last_line();
-}
-
-TEST(RowTraceProgram, AnIgnoredRowIsAnnounced) {
+TEST(RowTrace, IsToldAsJson) {
   const TracedRun run(kCrossEntropy);
-  const TemporaryFolder folder;
-  const ProgramResult result = gradcheck(folder, kCrossEntropy, {"--row", std::to_string(run.ignored_row())});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("label -100: ignored, its label is ignore_index"), std::string::npos) << result.out;
+  const Json json = run.trace(3, 7).to_json();
+  EXPECT_EQ(json["row"], 3);
+  EXPECT_EQ(json["ignored"], nullptr);
+  EXPECT_EQ(json["stages"][0]["stage"], "state/max");
+  EXPECT_TRUE(json["stages"][0]["kernel"].is_number());
+  const Names failed = TracedRun(kCrossEntropy, {"tolerances.ulp=0"}).trace(3).failures();
+  ASSERT_GE(failed.size(), 2U);
+  EXPECT_EQ(failed[0], "value_and_grad/dlogits/label");
+  EXPECT_EQ(failed[1], "value_and_grad/dlogits/worst");
 }
 
-TEST(RowTraceProgram, WhatIsNotThereIsRefusedWithTheRange) {
-  const TemporaryFolder folder;
-  for (const auto& [arguments, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"--row", "18"}, "--row: expected 0 to 17, of 18 rows, got 18"},
-           {{"--row", "0", "--column", "3001"}, "--column: expected 0 to 3000, of 3001 columns, got 3001"},
-           {{"--row", "-1"}, "-1"},
-           {{"--row", "x"}, "--row"},
-           {{"--column", "0"}, "--row"},
-           {{"--row", "0", "--mutants"}, "--mutants"},
-           {{"--row", "0", "--strict"}, "--strict"}}) {
-    const ProgramResult result = gradcheck(folder, kCrossEntropy, arguments);
-    EXPECT_EQ(result.exit_code, 2) << message << result.out;
-    EXPECT_NE(result.err.find(message), std::string::npos) << result.err;
-  }
+TEST(RowTrace, WhatIsNotThereIsRefusedWithTheRange) {
+  const TracedRun run(kCrossEntropy);
+  const auto refused = [&](int64_t row, std::optional<int64_t> column) {
+    return refusal_of({}, [&] { check_trace_range(run.inputs, row, column); });
+  };
+  EXPECT_TRUE(is_refused(refused(18, {}), "--row: expected 0 to 17, of 18 rows, got 18"));
+  EXPECT_TRUE(is_refused(refused(-1, {}), "-1"));
+  EXPECT_TRUE(is_refused(refused(0, 3001), "--column: expected 0 to 3000, of 3001 columns, got 3001"));
+  EXPECT_EQ(refused(17, 3000), "");
 }
 
 // NaN and infinities on both sides agree.
-TEST(RowTraceProgram, RowsOfSpecialValuesAreShown) {
+TEST(RowTrace, RowsOfSpecialValuesAreShown) {
   constexpr int64_t kColumns = 40;
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   std::vector<float> logits(4 * kColumns, 0.5F);
@@ -348,15 +315,10 @@ TEST(RowTraceProgram, RowsOfSpecialValuesAreShown) {
   logits[2 * kColumns + 3] = -kInfinity;
   std::fill_n(logits.begin() + 3 * kColumns, kColumns, -kInfinity);
   const std::vector<int64_t> labels = {1, 2, 3, 4};
-  const TemporaryFolder folder;
-  write_safetensors(folder.path() / "x.safetensors", {{"logits", "F32", {4, kColumns}, logits.data(), std::ssize(logits) * 4},
-                                                      {"labels", "I64", {4}, labels.data(), std::ssize(labels) * 8}});
-  for (const std::string row : {"0", "1", "2", "3"}) {
-    for (const char* set : {"reduction=none", "loss=logprobs"}) {
-      const ProgramResult result = gradcheck(folder, "loss: cross_entropy\nsource: {kind: safetensors, path: x.safetensors}\n",
-                                             {"--row", row, "--set", set});
-      EXPECT_EQ(result.exit_code, 0) << set << "\n" << result.out << result.err;
-    }
+  const TensorFile file("/x", {stored("logits", "F32", {4, kColumns}, logits), stored("labels", "I64", {4}, labels)});
+  for (const char* set : {"reduction=none", "loss=logprobs"}) {
+    const TracedRun run(config_of("loss=cross_entropy source.kind=safetensors source.path=/x", {set}, {file}));
+    for (int64_t row = 0; row < 4; ++row) EXPECT_EQ(run.trace(row).failures(), Names()) << set << row;
   }
 }
 

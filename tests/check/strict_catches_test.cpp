@@ -113,7 +113,7 @@ class EveryTensor {
     if (pass == TILELOSS_FROM_ROW_STATE) {
       args = forward;
       args.logits = {};
-      set_options("vocab_total: 100\n");
+      set_options("vocab_total=100");
     }
   }
 
@@ -137,15 +137,14 @@ class EveryTensor {
     return spec;
   }
 
-  void set_options(const std::string& yaml) {
-    const TemporaryFolder folder;
-    const ConfigNode root = load_config(folder.write("c.yaml", yaml), {});
+  void set_options(const std::string& options) {
+    const ConfigNode root = config_tree(options);
     ConfigReader reader(root);
     function_.read_options(reader);
   }
 
   void add_policy(tileloss_args& args) {
-    set_options("sampler_correction: truncate\nsampler_max: 2\nbeta: 0.1\nentropy_coef: 0.1\n");
+    set_options("sampler_correction=truncate sampler_max=2 beta=0.1 entropy_coef=0.1");
     args.mask = tileloss_make_vector(mask_.data(), TILELOSS_UINT8, 5);
     for (tileloss_vector* logp : {&args.old_logp, &args.ref_logp, &args.sampler_logp}) {
       *logp = tileloss_make_vector(logp_.data(), TILELOSS_FLOAT32, 5);

@@ -9,26 +9,19 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
 #include "check/gradcheck_run.h"
 #include "check/strict/guarded_args.h"
-#include "tests/shared/temporary_folder.h"
+#include "tests/shared/configs.h"
 
 namespace tileloss::tools {
 
-using test::TemporaryFolder;
-
 // 8 rows; bfloat16.
 inline constexpr const char* kConfig =
-    "loss: cross_entropy\n"
-    "batch_size: 2\nseq_len: 4\nvocab_size: 1000\ndtype: bf16\nseed: 3\nignore_prob: 0.2\n"
-    "source: {kind: synthetic, distribution: normal, std: 2}\n"
-    "outputs: [logp, lse, entropy, argmax, correct]\n";
+    "loss=cross_entropy batch_size=2 seq_len=4 vocab_size=1000 dtype=bf16 seed=3 ignore_prob=0.2 source.std=2 "
+    "outputs=[logp, lse, entropy, argmax, correct]";
 
-inline StrictReport strict_report(const std::vector<std::string>& sets, const KernelCall& kernel = call,
-                                  const char* yaml = kConfig) {
-  const TemporaryFolder folder;
-  const GradcheckConfig config = read_gradcheck_config(folder.write("c.yaml", yaml), sets);
+inline StrictReport strict_report(const Sets& sets, const KernelCall& kernel = call, const std::string& text = kConfig) {
+  const GradcheckConfig config = config_of(text, sets);
   ThreadTeam team(1);
   const CheckInputs inputs = make_inputs(config, team);
   return check_strict(config, inputs, team, kernel);

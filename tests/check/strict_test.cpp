@@ -1,22 +1,16 @@
-// gradcheck --strict: the shipped kernels pass on every instruction set, and the program reports it.
+// gradcheck --strict: the shipped kernels pass on every instruction set, and what is found fails the check.
 #include <gtest/gtest.h>
 
-#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "check/gradcheck_run.h"
-#include "cli/subcommands.h"
-#include "support/exit_codes.h"
-#include "support/result_writer.h"
 #include "tests/check/strict_support.h"
-#include "tests/shared/program.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
-
-using test::run_program;
 
 class StrictKernels : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
@@ -60,47 +54,22 @@ INSTANTIATE_TEST_SUITE_P(All, StrictKernels,
                            return std::get<0>(instance.param) + "_" + std::get<1>(instance.param);
                          });
 
-TEST(Strict, TheProgramReportsWhatItLookedAt) {
-  const TemporaryFolder folder;
-  const std::string config = folder.write("c.yaml", kConfig).string();
-  const std::string output = (folder.path() / "r.jsonl").string();
-  const test::ProgramResult result = run_program({"gradcheck", "--strict", "--config", config, "--set", "output=" + output});
-  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_NE(result.out.find("\nstrict: 4 calls in 7 layouts of guard-page buffers, 8 of 8 rows: nothing found\n"),
-            std::string::npos)
-      << result.out;
-  const ResultFile file = read_results(output);
-  ASSERT_EQ(file.lines.size(), 1U);
-  EXPECT_EQ(file.lines[0]["strict"]["calls"], 4);
-  EXPECT_TRUE(file.lines[0]["strict"]["findings"].empty());
-  // Without the flag there is nothing of it.
-  EXPECT_EQ(run_program({"gradcheck", "--config", config}).out.find("strict"), std::string::npos);
+TEST(Strict, SaysWhatItLookedAt) {
+  const StrictReport report = strict_report({});
+  EXPECT_EQ(report.text(), "strict: 4 calls in 7 layouts of guard-page buffers, 8 of 8 rows: nothing found\n");
+  EXPECT_EQ(report.to_json()["calls"], 4);
+  const StrictReport many_rows = strict_report({"seq_len=700", "vocab_size=17"});
+  EXPECT_TRUE(many_rows.text().ends_with(", 700 of 1400 rows: nothing found\n")) << many_rows.text();
 }
 
 TEST(Strict, AFindingFailsTheCheck) {
-  const TemporaryFolder folder;
-  const std::string config = folder.write("c.yaml", kConfig).string();
-  CLI::App program;
-  Action action;
-  add_gradcheck(program, action, planted(TILELOSS_VALUE_AND_GRAD, [](const tileloss_args& args, const tileloss_run&) {
-                  write_at<uint16_t>(args.dlogits.data, 7 * args.dlogits.row_stride + 1000 + 2);
-                }));
-  program.parse("gradcheck --strict --config " + config);
-  testing::internal::CaptureStdout();
-  EXPECT_EQ(action(), kExitCheckFailed);
-  const std::string out = testing::internal::GetCapturedStdout();
-  EXPECT_NE(out.find("\nstrict: dlogits overrun: row 7, 3 elements past the end (write), flush right, "), std::string::npos)
-      << out;
-  EXPECT_TRUE(out.ends_with("\nFAIL: strict\n")) << out;
-}
-
-TEST(Strict, LargeChecksAreCutToFewerRows) {
-  const TemporaryFolder folder;
-  const std::string config = folder.write("c.yaml", kConfig).string();
-  const test::ProgramResult many_rows =
-      run_program({"gradcheck", "--config", config, "--set", "strict=true", "--set", "seq_len=700", "--set", "vocab_size=17"});
-  EXPECT_EQ(many_rows.exit_code, 0) << many_rows.out << many_rows.err;
-  EXPECT_NE(many_rows.out.find(", 700 of 1400 rows: nothing found"), std::string::npos) << many_rows.out;
+  const GradcheckCall check(kConfig);
+  GradcheckReport report{check.verdict, {}, {}};
+  EXPECT_EQ(failures(check.config, report), Sets());
+  report.strict = strict_report({}, planted(TILELOSS_VALUE_AND_GRAD, [](const tileloss_args& args, const tileloss_run&) {
+                                  write_at<uint16_t>(args.dlogits.data, 7 * args.dlogits.row_stride + 1000 + 2);
+                                }));
+  EXPECT_EQ(failures(check.config, report), Sets{"strict"});
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "reference/oracle.h"
-#include "support/safetensors.h"
 #include "support/synthetic.h"
+#include "tests/shared/configs.h"
 
 namespace tileloss::reference {
 namespace {
@@ -232,9 +232,9 @@ const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) /
 
 struct Trained {
   explicit Trained(const std::filesystem::path& path) {
-    const tools::SafetensorsFile file(path);
-    const tools::FileTensor& x = file.tensor("hidden");
-    const tools::FileTensor& w = file.tensor("lm_head");
+    const tools::TensorFile file = tools::read_tensors(path);
+    const tools::StoredTensor& x = file.tensor("hidden");
+    const tools::StoredTensor& w = file.tensor("lm_head");
     const std::vector<char> hidden = file.read(x), head = file.read(w);
     labels.resize(index(x.shape[0]));
     file.read(file.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());

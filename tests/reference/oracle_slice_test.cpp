@@ -12,7 +12,7 @@
 
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
-#include "support/safetensors.h"
+#include "tests/shared/configs.h"
 
 namespace tileloss::reference {
 namespace {
@@ -20,7 +20,8 @@ namespace {
 const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) / "tests" / "data";
 
 struct Logits {
-  explicit Logits(const std::filesystem::path& path) : file(path), tensor(file.tensor("logits")), data(file.read(tensor)) {
+  explicit Logits(const std::filesystem::path& path)
+      : file(tools::read_tensors(path)), tensor(file.tensor("logits")), data(file.read(tensor)) {
     labels.resize(static_cast<std::size_t>(tensor.shape[0]));
     file.read(file.tensor("labels"), 0, std::ssize(labels) * 8, labels.data());
   }
@@ -31,8 +32,8 @@ struct Logits {
     return values;
   }
 
-  tools::SafetensorsFile file;
-  const tools::FileTensor& tensor;
+  tools::TensorFile file;
+  const tools::StoredTensor& tensor;
   std::vector<char> data;
   std::vector<std::int64_t> labels;
 };

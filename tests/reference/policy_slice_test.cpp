@@ -10,15 +10,15 @@
 #include "reference/number_formats.h"
 #include "reference/oracle.h"
 #include "reference/policy.h"
-#include "support/safetensors.h"
+#include "tests/shared/configs.h"
 
 namespace tileloss::reference {
 namespace {
 
 const std::filesystem::path kData = std::filesystem::path(TILELOSS_SOURCE_DIR) / "tests" / "data";
 
-std::vector<double> floats(const tools::SafetensorsFile& file, const char* name) {
-  const tools::FileTensor& tensor = file.tensor(name);
+std::vector<double> floats(const tools::TensorFile& file, const char* name) {
+  const tools::StoredTensor& tensor = file.tensor(name);
   std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
   file.read(tensor, 0, tensor.bytes, values.data());
   return {values.begin(), values.end()};
@@ -27,7 +27,7 @@ std::vector<double> floats(const tools::SafetensorsFile& file, const char* name)
 class PolicySlice : public testing::Test {
  protected:
   void SetUp() override {
-    const tools::FileTensor& logits = file_.tensor("logits");
+    const tools::StoredTensor& logits = file_.tensor("logits");
     const std::vector<char> data = file_.read(logits);
     const auto rows = static_cast<std::size_t>(logits.shape[0]), columns = static_cast<std::size_t>(logits.shape[1]);
     std::vector<std::int64_t> labels(rows);
@@ -63,7 +63,7 @@ class PolicySlice : public testing::Test {
     }
   }
 
-  tools::SafetensorsFile file_{kData / "qwen2-tiny-logits-slice.safetensors"};
+  const tools::TensorFile file_ = tools::read_tensors(kData / "qwen2-tiny-logits-slice.safetensors");
   std::vector<double> logp_, entropy_;
   std::vector<std::uint8_t> mask_;
 };
