@@ -190,8 +190,7 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_module_runs_both_and_is_the_program_otherwise(tmp_path: Path) -> None:
-    """Without jax there is nothing but the compiled program."""
+def test_without_jax_the_kernels_are_checked_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise ImportError('no jax here', name='jax')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     arguments = ["gradcheck", "--config", str(CONFIGS / "gradcheck_ce_edges.yaml")]

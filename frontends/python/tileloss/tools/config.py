@@ -153,11 +153,6 @@ class Config:
                 paths.append(os.path.join(self.path_from(key, ""), text))
         return {path: read_tensors(Path(path)) for path in paths}
 
-    def arguments(self, *more: str) -> list[str]:
-        """Of the compiled program: the file, the overrides and ``more`` of them, and what it is to skip."""
-        sets = [f"--set={text}" for text in (*self.overrides, *more)]
-        return [f"--config={self.file}", *sets, *(f"--skip-key={key}" for key in self.skipped)]
-
     def fail(self, key: str, problem: str) -> NoReturn:
         node = _find(self._root, key)
         raise ValueError(f"{(node or self._root)['origin']}: {key}: {problem}")

@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(config: Config) -> Settings:
-    """Before any work. Marks the keys that the compiled program is to skip.
+    """Before any work. Marks the keys that the judge is to skip.
 
     Raises:
         ImportError: the tracker is not installed.
