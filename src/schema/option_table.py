@@ -314,5 +314,5 @@ def _function(raw: Any, name: str, tensors: Mapping[str, Tensor]) -> Function:
     taken = [tensors[each] for each in names]
     outputs = [tensor.name for tensor in taken if tensor.role == "row_output"]
     _check(f"{place}.rows", function.rows, outputs)
-    rows = [tensors[each] for each in function.rows or outputs]
+    rows = [tensors[str(each)] for each in function.rows or outputs]
     return replace(function, tensors=taken, metrics=metrics, rows=rows)
