@@ -55,7 +55,7 @@ def check_whole(held: Tensors) -> None:
         place: Any = array
         while place is not None and not isinstance(place, np.memmap):
             place = getattr(place, "base", None)
-        if place is not None and os.stat(place.filename).st_size < place.size:
+        if place is not None and os.stat(str(place.filename)).st_size < place.size:
             raise OSError(f"{shown(str(place.filename))}: the file was cut while it was read")
 
 
