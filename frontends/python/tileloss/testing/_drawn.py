@@ -54,11 +54,9 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the judge found. Its text has a line a gate that failed."""
+    """What the judge found. Its text has a line a gate that failed. ``line``: all figures, as in gradcheck's results file."""
 
-    line: dict[str, Any] = field(
-        repr=False
-    )  # as `tileloss gradcheck` writes it to a results file: all figures
+    line: dict[str, Any] = field(repr=False)
     failures: list[str]  # gates, and mutants that no gate caught
 
     @property
@@ -67,14 +65,15 @@ class Report:
 
     @property
     def gates(self) -> list[Gate]:
-        places = {"dlogits/ulp_off_target": self.line.get("dlogits_worst_off_target_at")}
+        row, column = self.line.get("dlogits_worst_off_target_at", ("", ""))
+        worst = {"dlogits/ulp_off_target": f"row {row}, column {column}"}
         return [
             Gate(
                 gate["name"],
                 float("nan") if gate["value"] is None else gate["value"],
                 gate["limit"],
                 gate["pass"],
-                "row {}, column {}".format(*at) if (at := places.get(gate["name"])) else "",
+                worst.get(gate["name"], ""),
             )
             for gate in self.line["gates"]
         ]
