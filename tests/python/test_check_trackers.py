@@ -158,7 +158,7 @@ def test_no_secret_reaches_the_program(folder: Path, monkeypatch: pytest.MonkeyP
     assert CANARY not in (folder / "seen").read_text()
     # The console script, which becomes the program.
     code = "import pathlib, tileloss._program as p; p.find = lambda: pathlib.Path('program').absolute(); p.main()"
-    subprocess.run([sys.executable, "-c", code, "info"], check=True)
+    subprocess.run([sys.executable, "-c", code, "judge"], check=True)
     assert CANARY not in (folder / "seen").read_text()
 
 

@@ -56,7 +56,7 @@ class Terminated(SystemExit):
 
 
 # Until all have moved: whose run() wants the compiled program first. What it alone has, it does.
-_OLD = ("gradcheck", "bench", "sweep", "audit")
+_OLD = ("gradcheck", "sweep", "audit")
 
 
 def run(*given: Any) -> int:
@@ -126,8 +126,7 @@ def _dispatch(arguments: list[str], program: Any = None) -> int:
     from tileloss.tools.program import run_program
 
     program = program or find()
-    has_frontend = any(word.partition("=")[0] == "--frontend" for word in arguments)
-    if name in ("judge", "info") or (name == "bench" and not has_frontend):
+    if name == "judge":
         return run_program(program, arguments)
     module: Any = importlib.import_module(SUBCOMMANDS[name].module)
     parser = _Parser(prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False)

@@ -173,6 +173,14 @@ class Config:
         return node
 
 
+def overrides_tree(overrides: list[str]) -> Node:
+    """What the judge reads of a command line without a file. Raises ValueError."""
+    root: Node = {"key": "", "kind": "map", "children": []}
+    for text in overrides:
+        _override(root, text)
+    return root
+
+
 def translate_old_keys(config: Config) -> list[str]:
     """The keys of the JAX project that this one began as, in today's words: overrides."""
     overrides = []

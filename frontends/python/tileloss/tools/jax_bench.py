@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -24,33 +23,33 @@ Operands = dict[str, jax.Array]
 _ready: Any = jax.block_until_ready  # without types
 
 
-def time_passes(like: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A line of results for each pass, without its roof, of the case that ``like`` describes: a line of the compiled program's.
+def time_passes(like: dict[str, Any], implementation: str | None) -> list[dict[str, Any]]:
+    """A line of results for each pass, without its roof, of the case that ``like`` describes: a line of the kernels' own.
 
     Raises:
         TypeError, ValueError: as the functions of tileloss.jax.
     """
-    case = _make_case(like, options)
+    case = _make_case(like)
     described = {
-        "impl": f"jax {options.implementation or 'default'}",
+        "impl": f"jax {implementation or 'default'}",
         "jax": jax.__version__,
         "platform": jax.default_backend(),
         **{name: like[name] for name in _SHOWN},
-        "warmup": options.warmup,
-        "iters": options.iters,
+        "warmup": like["warmup"],
+        "iters": like["iters"],
     }
 
     def call(operands: Operands) -> Call:
-        return jax_call(case, operands, options.implementation)
+        return jax_call(case, operands, implementation)
 
-    return [described | _time_pass(case, call, name, like, options) for name in _PASSES]
+    return [described | _time_pass(case, call, name, like) for name in _PASSES]
 
 
-def _make_case(like: dict[str, Any], options: argparse.Namespace) -> Case:
+def _make_case(like: dict[str, Any]) -> Case:
     """Logits that are normal numbers, or hidden states that are and a head normal / sqrt(H); a teacher's likewise."""
     random, dtype = np.random.default_rng(like["seed"]), jnp.dtype(like["dtype"])
     tokens, vocab, hidden = like["tokens"], like["vocab"], like["hidden"]
-    function, layout = FUNCTIONS[like["loss"]], options.head_layout or "vh"
+    function, layout = FUNCTIONS[like["loss"]], like.get("head_layout", "vh")
 
     def normal(*shape: int, std: float = 1.0) -> np.ndarray:
         return (std * random.standard_normal(shape, np.float32)).astype(dtype)
@@ -106,7 +105,6 @@ def _time_pass(
     call: Callable[[Operands], Call],
     name: str,
     like: dict[str, Any],
-    options: argparse.Namespace,
 ) -> dict[str, Any]:
     is_donated, is_forward = name.endswith("donated"), name == "forward"
 
@@ -131,9 +129,9 @@ def _time_pass(
 
     timed = Timed(lambda: _ready(jitted(given, fixed)), restore)
     first = timed.once()
-    for _ in range(options.warmup):
+    for _ in range(like["warmup"]):
         timed.once()
-    time_in_turns([timed], options.iters)
+    time_in_turns([timed], like["iters"])
 
     def outputs_bytes(outputs: Operands) -> int:
         return 0 if is_donated else sum(array.nbytes for array in outputs.values())
