@@ -20,6 +20,7 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
     for (const tileloss_pass pass : passes) {
       check_stop();
       report.timings.push_back(bench.time_reference(pass));
+      report.measured();
     }
     bench.drop_reference();
   }
@@ -27,6 +28,7 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
     for (const tileloss_pass pass : passes) {
       check_stop();
       report.timings.push_back(bench.time_kernel(pass));
+      report.measured();
     }
   }
   const Roofs at_end = bench.measure_roofs();

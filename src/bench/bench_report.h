@@ -2,6 +2,7 @@
 #ifndef TILELOSS_BENCH_BENCH_REPORT_H_
 #define TILELOSS_BENCH_BENCH_REPORT_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ struct BenchReport {
   std::optional<double> roofs_difference;  // between start and end; nothing if the end was not reached
   std::string roofs_description;
   std::vector<Timing> timings;
+  std::function<void()> measured = [] {};  // called after each of them
 };
 
 // Fills `report` as it goes: when it throws Stopped, what was measured is there, with the first roofs.

@@ -125,7 +125,7 @@ std::vector<std::string> timed_functions() {
   std::vector<std::string> names = Function::names();
   std::erase_if(names, [](const std::string& name) {
     const Function function(name);
-    return function.takes("target_probs") || function.takes("teacher_ids");
+    return function.takes("target_probs") || function.takes("teacher_ids") || function.takes("target_coef");
   });
   return names;
 }

@@ -37,7 +37,7 @@ struct BenchSettings {
   ConfigNode options;  // of the loss, by name
 };
 
-// The functions whose inputs a Bench makes: not those that take soft labels, or some columns of a teacher.
+// The functions whose inputs a Bench makes: not those that take soft labels, some columns of a teacher, or coefficients.
 std::vector<std::string> timed_functions();
 
 // A bench's settings and passes, as a request or an axis of a sweep has them. Throws ToolError (usage) naming the key.

@@ -9,12 +9,6 @@
 namespace tileloss::tools {
 namespace {
 
-Json buffers_json(const Timing& timing) {
-  Json list = Json::array();
-  for (const tileloss_plan_buffer& buffer : timing.buffers()) list.push_back({{"name", buffer.name}, {"bytes", buffer.bytes}});
-  return list;
-}
-
 // One case of a sweep: no roofs, which all cases share.
 int time_alone(const Request& request, const BenchRequest& asked) {
   Bench bench(asked.settings);
@@ -33,15 +27,15 @@ int request_bench(Request& request) {
   Bench bench(asked.settings);
   for (const tileloss_pass pass : asked.passes) bench.check_pass(pass, asked.reference);
   BenchReport report;
-  time_passes(bench, asked.passes, asked.kernel, asked.reference, report);
-  for (const Timing& timing : report.timings) {
+  const auto tell = [&](const Timing& timing) {
     Json line = {{"tool", "bench"}, {"version", tileloss_version()}};
     line.update(to_json(asked.settings, bench, report, timing));
-    request.tell({{"event", "result"},
-                  {"line", line},
-                  {"roofs", report.roofs_description},
-                  {"buffers", bench.function().is_linear() ? buffers_json(timing) : Json::array()}});
-  }
+    request.tell({{"event", "result"}, {"line", line}, {"roofs", report.roofs_description}});
+  };
+  // Each as it is measured, for whoever stops the request, and all again once the roofs are final.
+  report.measured = [&] { tell(report.timings.back()); };
+  time_passes(bench, asked.passes, asked.kernel, asked.reference, report);
+  for (const Timing& timing : report.timings) tell(timing);
   return kExitPass;
 }
 

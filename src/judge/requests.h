@@ -5,7 +5,7 @@
 //   trace      config, name, row, [column]: one row of that, stage by stage
 //   draw       config, name: a case's inputs, each by the answer's tensor(), then "case" in words of tileloss.h
 //   judge      config, name, [mutants]: tensors without a file are the outputs of somebody else, and judged
-//   bench      config, [plan_only]: a loss's passes between two measurements of the roofs
+//   bench      config, [only_read], [roofs]: a loss's passes between two measurements of the roofs, or without
 //   info       what was built, what this machine is, what it can do
 //
 // Events, in this order:
@@ -13,7 +13,7 @@
 //   progress   work, done, total
 //   case       what is about to be checked; of draw what a caller has to know of the call
 //   strict     text, report: before the kernels run unguarded
-//   result     line: of the results file; metrics, failures, mutants_judged; of bench one a pass, with table; of info all of it
+//   result     line: of the results file; metrics, failures, mutants_judged; of bench one a pass, the last counts; of info all
 //   error      message, [out_of_memory]
 #ifndef TILELOSS_JUDGE_REQUESTS_H_
 #define TILELOSS_JUDGE_REQUESTS_H_
