@@ -158,12 +158,13 @@ def ask_apart(
     """
     _library()  # loaded once, here
     reading, writing = os.pipe()
+    parent = os.getpid()
     with warnings.catch_warnings():
         # The child runs our C code alone, which takes no lock of the other threads'.
         warnings.filterwarnings("ignore", ".*fork.*")
         child = os.fork()
     if child == 0:
-        _be_the_child(request, files, outputs, before, reading, writing)
+        _be_the_child(request, files, outputs, before, reading, writing, parent)
     os.close(writing)
     try:
         kind, item = _collect(reading, told, seconds)
@@ -189,9 +190,12 @@ def _be_the_child(
     before: Callable[[], None] | None,
     reading: int,
     writing: int,
+    parent: int,
 ) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(70)  # it was too late
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(reading)

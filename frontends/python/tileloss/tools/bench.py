@@ -90,9 +90,12 @@ def run(options: argparse.Namespace) -> int:
         return _run_jax(options)
     if options.implementation is not None:
         raise ValueError("--implementation: expected --frontend jax, got none")
+    case: Line = {}
     results: dict[tuple[str, str], Event] = {}
 
     def told(event: Event) -> None:
+        if event["event"] == "case":
+            case.update(event["case"])
         if event["event"] == "result":  # the last word on a pass counts
             results[event["line"]["impl"], event["line"]["pass"]] = event
 
@@ -101,18 +104,20 @@ def run(options: argparse.Namespace) -> int:
             _request(options, told=told)
         finally:  # stopped as well: what was measured so far, against the first roofs
             if results:
-                _tell(list(results.values()), options, writer)
+                _tell(case, list(results.values()), options, writer)
     return 0
 
 
-def _tell(results: list[Event], options: argparse.Namespace, writer: ResultWriter) -> None:
+def _tell(
+    case: Line, results: list[Event], options: argparse.Namespace, writer: ResultWriter
+) -> None:
     lines = [result["line"] for result in results]
     for line in lines:
         writer.write(line)
     if options.json:
         _print_json(lines)
     else:
-        _print_run(lines, results[0]["roofs"], options)
+        _print_run(case, lines, results[0]["roofs"], options)
     sys.stdout.flush()
     if lines[0]["roofs_steady"] is False:
         percent = 100 * lines[0]["roofs_difference"]
@@ -223,12 +228,14 @@ def _print_json(lines: list[Line]) -> None:
         print(json.dumps(line, separators=(",", ":")))
 
 
-def _print_run(lines: list[Line], roofs: str, options: argparse.Namespace) -> None:
-    first, last = lines[0], lines[-1]
-    threads = int(options.threads or 0) or lib.tileloss_default_threads()
+def _print_run(case: Line, lines: list[Line], roofs: str, options: argparse.Namespace) -> None:
+    first = lines[0]
+    threads = case["threads"] or lib.tileloss_default_threads()
     device = first["device"]
     shape = _shape(first) + ", frozen head" * options.frozen_head
-    _print_case(last, shape, f"{threads} threads" if device == "cpu" else f"device {device}")
+    calls = {"iters": case["iters"]}  # of the reference fewer
+    where = f"{threads} threads" if device == "cpu" else f"device {device}"
+    _print_case(first | calls, shape, where)
     measured = [
         ["in place: read + write", f"{first['in_place_ms']:.2f}"],
         ["copy: read + non-temporal write", f"{first['copy_ms']:.2f}"],

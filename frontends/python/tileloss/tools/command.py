@@ -56,7 +56,7 @@ class Terminated(SystemExit):
 
 
 # Until all have moved: whose run() wants the compiled program first. What it alone has, it does.
-_OLD = ("gradcheck", "sweep", "audit")
+_OLD = ("gradcheck", "audit")
 
 
 def run(*given: Any) -> int:
