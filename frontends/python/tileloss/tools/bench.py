@@ -102,9 +102,11 @@ def run(options: argparse.Namespace) -> int:
     with ResultWriter(options.output) as writer:  # before the work
         try:
             _request(options, told=told)
-        finally:  # stopped as well: what was measured so far, against the first roofs
+        except (KeyboardInterrupt, SystemExit):  # what was measured so far, against the first roofs
             if results:
                 _tell(case, list(results.values()), options, writer)
+            raise
+        _tell(case, list(results.values()), options, writer)
     return 0
 
 

@@ -63,7 +63,7 @@ def read_sweep(config: Config) -> Sweep:
     megabytes = int(config.number("memory_limit_mb", 0, 0, _MAX_COUNT))
     cases = _combine(config, nodes)
     if megabytes and any("device" in case.identity for case in cases.values()):
-        problem = "expected none on a GPU, whose driver takes more address space than there is"
+        problem = "expected none on a GPU, whose driver takes more than there is memory"
         config.fail("memory_limit_mb", problem)
     return Sweep(cases, output, seconds, megabytes)
 
