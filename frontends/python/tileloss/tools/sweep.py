@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,7 +94,7 @@ def _run_cases(
             description = describe_case(case.identity, axes)
             progress.at(done, total, description)
             line = {"tool": "sweep", "version": tileloss.__version__, "case": case.identity}
-            line |= _measure(case, sweep)
+            line |= _measure(case, sweep, writer)
             writer.write(line)
             there[key] = line
             log(line)
@@ -138,10 +137,14 @@ def _fault(line: Line) -> str:
 # ------------------------------------------------------------------------------------------------------- a case's process
 
 
-def _measure(case: Case, sweep: Sweep) -> Line:
+def _measure(case: Case, sweep: Sweep, writer: ResultWriter) -> Line:
     """The bench's figures and "status" ok, or how else its process ended, with a "message"; and how long it took."""
     begin, kills = time.monotonic(), _oom_kills()
     with os.fdopen(os.memfd_create("said"), "r+b") as said:
+
+        def before() -> None:
+            writer.close()  # its lock is not to outlive the sweep
+            _limit_case(said, sweep.megabytes)
 
         def ended(status: str, message: str) -> Line:
             last = _last_line(said)
@@ -151,8 +154,7 @@ def _measure(case: Case, sweep: Sweep) -> Line:
         line: Line
         try:
             request = {"do": "bench", "config": case.config, "roofs": False}
-            limit = partial(_limit_case, said, sweep.megabytes)
-            answer = ask_apart(request, before=limit, seconds=sweep.seconds)
+            answer = ask_apart(request, before=before, seconds=sweep.seconds)
             line = {"status": "ok"} | answer.event("result")["line"]
         except JudgeError as error:
             status = "out_of_memory" if error.out_of_memory else "error"
