@@ -3,8 +3,9 @@
 command.py      the subcommands, errors and exit codes
 arguments.py    arguments that several of them have
 gradcheck.py    a case's inputs from the compiled program or a model, outputs by an implementation, and back to be judged
-sweep.py        the program's sweep, with a tracker
-bench.py        the times of the front end's passes, beside the machine's roofs
+bench.py        the times of a loss's passes, the kernels' or tileloss.jax's, beside the machine's roofs
+sweep.py        the bench of every combination of a config's lists, each in a process of its own
+info.py         what was built, what this machine is
 audit/          a list of cases against a list of implementations, each in a process of its own
 implementations/  who can compute a case: torch, TRL, Liger, optax, ... and functions of the user's
 report/         a page of result lines
@@ -22,6 +23,8 @@ outputs.py      what an implementation returned, as the judge reads it
 models.py       what a causal LM hands to its loss
 model_case.py   a case of that
 architectures.py  full-size models by name, for random weights
+sweep_cases.py  the cases of a sweep's config
+sweep_report.py  what a sweep says of them
 jax_bench.py    the bench's inputs and steps in JAX
 timing.py       time and peak memory of a call
 
