@@ -384,6 +384,13 @@ def test_devices_are_counted() -> None:
     assert asked.returncode == 3
 
 
+def test_a_library_of_a_device_that_cannot_be_opened_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "libtileloss_cuda.so").write_text("no library")
+    asked = spawn("bench", "--device=cuda", LD_LIBRARY_PATH=str(tmp_path))
+    assert "libtileloss_cuda.so: file too short" in asked.communicate()[1]
+    assert asked.returncode == 3
+
+
 def wait_for_child(process: subprocess.Popen[str]) -> int:
     """The process that it has forked."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

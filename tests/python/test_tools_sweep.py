@@ -24,7 +24,7 @@ import pytest
 
 import tileloss
 from tileloss.testing._judge import Answer, Crashed, ask_apart
-from tileloss.tools import sweep
+from tileloss.tools import progress, sweep
 from tileloss.tools.command import run
 from tileloss.tools.config import Config
 from tileloss.tools.sweep_cases import read_sweep
@@ -605,6 +605,13 @@ def test_a_full_disk_leaves_earlier_results_and_a_resume_completes_them(
     assert len(results()) == len(count_cases()) == 24
 
 
+def test_a_device_that_is_full_exits_with_three(
+    folder: Path, fine: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(CHEAP, "output=/dev/full") == 3
+    assert "tileloss: /dev/full: No space left on device\n" in capfd.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------ what it says
 
 
@@ -645,7 +652,10 @@ def test_a_group_without_a_result_has_no_best(
     assert "\nbest: none\n" in capfd.readouterr().out
 
 
-def test_on_a_terminal_only_failures_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("patience_s", [0, 60])  # before there is a bar
+def test_on_a_terminal_only_failures_stay(
+    patience_s: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = Answer(True, [{"event": "result", "line": OK}], {})
 
     def ask(request: Line, **_: Any) -> Answer:
@@ -654,6 +664,7 @@ def test_on_a_terminal_only_failures_stay(folder: Path, monkeypatch: pytest.Monk
         return answer
 
     monkeypatch.setattr(sweep, "ask_apart", ask)
+    monkeypatch.setattr(progress, "_PATIENCE_S", patience_s)
     reading, writing = pty.openpty()
     with os.fdopen(writing, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -663,6 +674,7 @@ def test_on_a_terminal_only_failures_stay(folder: Path, monkeypatch: pytest.Monk
     os.close(reading)
     line = "[2/2] cross_entropy [2, 64] bfloat16 value_and_grad threads=2: error: exit code 9\r\n"
     assert line in said
+    assert ("1/2" in said) is (patience_s == 0)  # the bar's
     assert "threads=1: 2 ms" not in said
 
 
@@ -670,9 +682,13 @@ def test_on_a_terminal_only_failures_stay(folder: Path, monkeypatch: pytest.Monk
 
 
 def spawn(given: list[str], **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tileloss", *given]
-    out = subprocess.PIPE
-    return subprocess.Popen(command, stdout=out, text=True, env=os.environ | environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tileloss", *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
 
 
 def child_of(process: Any) -> int | None:
@@ -773,8 +789,9 @@ def test_a_signal_stops_it_with_its_case_and_it_goes_on_later(by: int, folder: P
     child = wait_for(lambda: child_of(stopped))
     time.sleep(0.1)
     stopped.send_signal(by)
-    out = stopped.communicate()[0]
+    out, err = stopped.communicate()
     assert stopped.returncode == 128 + by
+    assert err == f"tileloss: stopped by {signal.Signals(by).name}\n"
     assert "\nstopped with 0 of 1 cases done: the same command goes on from here\n" in out
     wait_for(lambda: is_gone(child))
     assert Path("r.jsonl").read_text() == before

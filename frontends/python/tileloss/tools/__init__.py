@@ -24,6 +24,8 @@ case_file.py    its tensors in safetensors files
 models.py       what a causal LM hands to its loss
 model_case.py   a case of that
 architectures.py  full-size models by name, for random weights
+sweep_cases.py  the cases of a sweep's config
+sweep_report.py  what a sweep says of them
 jax_bench.py    the bench's inputs and steps in JAX
 timing.py       time and peak memory of a call
 

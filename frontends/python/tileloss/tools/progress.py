@@ -48,10 +48,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line on stderr that stays there, above the bar."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
+        if self._bar is None:
             print(text, file=sys.stderr, flush=True)
+            return
+        from rich.text import Text
+
+        self._bar.console.print(Text(text), soft_wrap=True)
 
     def at(self, done: int, total: int, what: str) -> None:
         """So many of so many steps of ``what`` are done."""

@@ -23,7 +23,7 @@ from tileloss.tools import arguments, trackers
 from tileloss.tools.config import Config
 from tileloss.tools.printable import escaped
 from tileloss.tools.progress import Progress
-from tileloss.tools.results import ResultWriter, read_results
+from tileloss.tools.results import ResultWriter
 from tileloss.tools.sweep_cases import AXES, COMMON, OWN, Case, Line, Sweep, key_of, read_sweep
 from tileloss.tools.sweep_report import describe_case, describe_result, print_report, varied_axes
 
@@ -53,9 +53,8 @@ def _run(file: Path, sweep: Sweep, log: Callable[[Line], None]) -> int:
     def num_done() -> int:
         return sum(key in there for key in sweep.cases)
 
-    with ResultWriter(sweep.output, "output") as writer:
-        lines = read_results(sweep.output) if sweep.output.is_file() else []
-        for number, line in enumerate(lines, 1):
+    with ResultWriter(sweep.output, "output", [file]) as writer:
+        for number, line in enumerate(writer.earlier, 1):
             _keep(line, f"{sweep.output}:{number}", there)
         total, done = len(sweep.cases), num_done()
         name, output = escaped(str(file)), escaped(str(sweep.output))

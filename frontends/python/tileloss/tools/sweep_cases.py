@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from tileloss.testing._judge import JudgeError, ask
 from tileloss.tools.config import Config
-from tileloss.tools.files import output_place
 from tileloss.tools.printable import did_you_mean, escaped
 
 # Each has a value or a list of them; the last runs fastest. The bench has them under these names, but the shape.
@@ -60,7 +59,6 @@ def read_sweep(config: Config) -> Sweep:
     output = Path(f"{config.file.stem}.jsonl")
     if name := config.text("output"):
         output = config.path_from("output", name)
-    output_place("output", output, [config.file])
     seconds = config.number("time_limit_s", 300, 1e-3, 1e6)
     megabytes = int(config.number("memory_limit_mb", 0, 0, _MAX_COUNT))
     cases = _combine(config, nodes)
