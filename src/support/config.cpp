@@ -27,11 +27,6 @@ const char* kind_name(ConfigNode::Kind kind) {
   return "";
 }
 
-// What the command of the Python package reads, and then skips here.
-constexpr std::array<std::string_view, 10> kKeysOfThePackage = {"model_path", "teacher_model_path", "text",       "mesh_shape",
-                                                                "tracker",    "wandb_project",      "wandb_mode", "wandb_name",
-                                                                "block_size", "time_block"};
-
 }  // namespace
 
 ConfigNode config_node(const Json& json) {
@@ -41,6 +36,7 @@ ConfigNode config_node(const Json& json) {
   node.quoted = json.value("quoted", false);
   node.origin = json.value("origin", "");
   node.directory = json.value("directory", "");
+  node.others = json.value("others", std::vector<std::string>());
   const auto kind = json.value("kind", "map");
   node.kind = kind == "scalar" ? ConfigNode::Kind::kScalar
               : kind == "list" ? ConfigNode::Kind::kList
@@ -218,11 +214,9 @@ ConfigReader ConfigReader::section(const std::string& key) {
 void ConfigReader::finish() const {
   for (const ConfigNode& child : map_->children) {
     if (known_.contains(child.key)) continue;
-    if (std::find(kKeysOfThePackage.begin(), kKeysOfThePackage.end(), child.key) != kKeysOfThePackage.end()) {
-      fail(child.key, "is read by the Python package's command: `pip install '.[check]'`, then the same with its `tileloss`");
-    }
     std::vector<std::string> words(known_.begin(), known_.end());
-    words.insert(words.end(), kKeysOfThePackage.begin(), kKeysOfThePackage.end());
+    words.insert(words.end(), map_->others.begin(), map_->others.end());
+    std::erase(words, child.key);
     fail(child.key, formatted("unknown key{}; known here: {}", did_you_mean(child.key, words), fmt::join(known_, ", ")));
   }
 }

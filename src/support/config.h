@@ -25,6 +25,7 @@ struct ConfigNode {
   std::string origin;               // "file.yaml:12" or "--set a.b=1"
   std::filesystem::path directory;  // relative paths start here
   std::vector<ConfigNode> children;
+  std::vector<std::string> others;  // keys of this map that its giver reads, and has left out: for "did you mean"
 };
 
 // A tree as the command hands it over, in JSON: of each node its members by their names here, `kind` as scalar, list, map or

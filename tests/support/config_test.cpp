@@ -169,10 +169,16 @@ TEST(Config, WhatACallerHasReadIsLeftOut) {
   reader.finish();
 }
 
-TEST(Config, AKeyOfThePackageSaysWhoReadsIt) {
-  expect_names(config_error("count: 1\nmodel_path: x\n", read_count), "c.yaml:2", "model_path: is read by the Python package");
-  const auto read = [](ConfigReader& reader) { reader.section("kernel").finish(); };
-  expect_names(config_error("kernel:\n  time_block: 8\n", read), "c.yaml:2", "kernel.time_block: is read by the Python package");
+// What others read is suggested, and not listed.
+TEST(Config, AWordNearAKeyOfOthersIsSaid) {
+  ConfigNode root = parse_overrides({"traker=none"});
+  root.others = {"tracker", "text"};
+  const std::string message = usage_error([&] {
+    ConfigReader reader(root);
+    reader.integer("count", 1, 0, 9);
+    reader.finish();
+  });
+  EXPECT_EQ(message, "--set traker=none: traker: unknown key; did you mean tracker?; known here: count");
 }
 
 TEST(Config, OverridesAreValidatedAlike) {

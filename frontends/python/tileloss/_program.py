@@ -1,5 +1,6 @@
-"""The console script `tileloss`: the compiled program in this process's place, and what needs Python, here."""
+"""The console script `tileloss`."""
 
+import io
 import os
 import signal
 import sys
@@ -8,49 +9,47 @@ from typing import NoReturn
 
 from tileloss import library_path
 from tileloss._core.files import packaged_file
-from tileloss.tools.config import needs_package
-from tileloss.tools.program import without_secrets
-
-# Of subcommands that the compiled program has, the flags that it lacks; and the subcommands that it lacks.
-_FLAGS = {"bench": {"--frontend"}}
-_PYTHON = {"audit", "gradcheck", "judge", "report"}
-_WITH_CONFIG = {"sweep"}  # it may have keys that the compiled program lacks
-
-_TERMINATED = 143
+from tileloss.tools import command
 
 
 def main() -> NoReturn:
-    """Becomes the program: same arguments, terminal, signals and exit code. What it lacks stays here."""
-    arguments = sys.argv[1:]
-    program = find()
-    if program is None:
-        print(
-            "tileloss: the compiled program is not in this package. `pip install .` in a checkout builds it in; "
-            "`./dev build` there makes build/release/tileloss.",
-            file=sys.stderr,
-        )
-        sys.exit(3)
-    if _needs_python(arguments):
-        from tileloss.tools.command import run
-
-        # As Ctrl-C does, so that children end and temporary files go.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-        sys.exit(run(program, arguments))
-    os.execve(program, [str(program), *arguments], without_secrets())
+    signal.signal(signal.SIGTERM, command.terminate)
+    _open_standard_streams()
+    sys.exit(command.run(sys.argv[1:]))
 
 
-def _needs_python(arguments: list[str]) -> bool:
-    if not arguments:
-        return False
-    if arguments[0] in _PYTHON:
-        return True
-    flags = _FLAGS.get(arguments[0], set())
-    if any(argument.partition("=")[0] in flags for argument in arguments):
-        return True
-    return arguments[0] in _WITH_CONFIG and needs_package(arguments)
+class _Stderr(io.TextIOWrapper):
+    """What cannot be said there changes no exit code."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            pass
+
+
+def _open_standard_streams() -> None:
+    """A closed one's number would go to the next file that is opened, and text for a terminal into that: a results file, perhaps.
+    What is written to a closed standard output is lost, and said as of a full disk."""
+    places = ((os.devnull, os.O_RDONLY), ("/dev/full", os.O_WRONLY), (os.devnull, os.O_WRONLY))
+    for number, (path, flags) in enumerate(places):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(path, flags), True)  # the lowest number that is free
+    sys.stdin = sys.stdin or open(0)
+    sys.stdout = sys.stdout or open(1, "w")
+    errors = sys.stderr.buffer if sys.stderr else open(2, "wb")
+    sys.stderr = _Stderr(errors, errors="backslashreplace", line_buffering=True)
 
 
 def find() -> Path | None:
-    """The package's own; of a checkout's package the one beside the library that TILELOSS_LIBRARY names."""
+    """The compiled program: the package's own; of a checkout's package the one beside the library that TILELOSS_LIBRARY names."""
     beside = library_path().with_name("tileloss")
     return packaged_file("bin/tileloss") or (beside if beside.is_file() else None)

@@ -27,13 +27,25 @@ Event = dict[str, Any]
 Told = Callable[[Event], None]
 Tensors = Mapping[str, np.ndarray]
 
-# Names of safetensors.
+# Names of safetensors; the judge refuses some of them by name.
 DTYPES = {
+    "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "C64": np.dtype(np.complex64),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }

@@ -1,4 +1,4 @@
-"""The subcommands that need Python: their command lines, errors and exit codes."""
+"""The subcommands: their command lines, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -8,58 +8,76 @@ import importlib
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+import traceback
+from typing import Any, NamedTuple, NoReturn
 
-from tileloss.testing._judge import JudgeError
-from tileloss.tools.printable import did_you_mean, escaped, one_line
+from tileloss.tools.printable import did_you_mean, one_line, shown
 
 
 class Subcommand(NamedTuple):
-    """The module has add_arguments(parser), and run(program, options), which gives the exit code. It is imported when it is
-    wanted, so that no subcommand waits for the packages of another."""
+    """The module has add_arguments(parser), and run(options), which gives the exit code. It is imported when it is wanted, so
+    that no subcommand waits for the packages of another."""
 
     module: str
     summary: str
 
 
 SUBCOMMANDS = {
-    "gradcheck": Subcommand("tileloss.tools.gradcheck", "check what Python computes"),
-    "judge": Subcommand(
-        "tileloss.tools.judge", "hold outputs of something else against the oracle"
+    "gradcheck": Subcommand(
+        "tileloss.tools.gradcheck", "check a loss and its gradient against the oracle"
     ),
-    "bench": Subcommand("tileloss.tools.bench", "time what Python computes"),
-    "sweep": Subcommand("tileloss.tools.sweep", "the program's, with a tracker"),
+    "judge": Subcommand("tileloss.tools.judge", "hold what something else computed against it"),
+    "bench": Subcommand("tileloss.tools.bench", "time a loss, and the machine's roofs beside it"),
+    "sweep": Subcommand("tileloss.tools.sweep", "time every combination of options and shapes"),
+    "info": Subcommand("tileloss.tools.info", "what was built, what this machine is and can do"),
     "audit": Subcommand(
         "tileloss.tools.audit.command", "check a list of implementations on a list of cases"
     ),
     "report": Subcommand("tileloss.tools.report", "show result lines on a page"),
 }
 USAGE, ENVIRONMENT = 2, 3
-_INTERRUPTED = 130
+_LONGEST_MESSAGE = 1500
+_HELP = """\
+TileLoss: tiled cross-entropy, log-probabilities and policy losses over large vocabularies, checked and measured.
+
+Usage: tileloss COMMAND ...
+       tileloss --help, --version
+
+Commands:
+{commands}
+
+tileloss COMMAND --help says more.
+Exit codes: 0 pass, 1 a check failed, 2 usage or config error, 3 memory, device or file system.
+"""
 
 
-def run(program: Path, arguments: list[str]) -> int:
-    """``program``: the compiled one. The exit codes are its own: 0 pass, 1 a check failed, 2 usage, 3 the environment."""
-    name = arguments[0]
+class Terminated(SystemExit):
+    """SIGTERM: as Ctrl-C does, it ends children and removes temporary files on its way."""
+
+
+# Until all have moved: whose run() wants the compiled program first. What it alone has, it does.
+_OLD = ("bench", "sweep", "audit")
+
+
+def run(*given: Any) -> int:
+    """The exit code: 0 pass, 1 a check failed, 2 usage, config or input file, 3 memory, device or file system; 128 and the
+    signal that stopped it. ``given``: the arguments, after the compiled program where somebody has it."""
+    *program, arguments = given
     try:
-        module = importlib.import_module(SUBCOMMANDS[name].module)
-        options = _parse(name, module, arguments[1:])
-        code = (
-            module.run(options) if name in ("gradcheck", "judge") else module.run(program, options)
-        )
+        code = _dispatch(arguments, *program)
         sys.stdout.flush()
-        return code if code >= 0 else 128 - code  # a child that a signal ended
+        return code
     except BrokenPipeError:  # who read standard output has left, as `head` does
         _forget_output()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _report("stopped by SIGINT", 128 + signal.SIGINT)
+    except Terminated:
+        return _report("stopped by SIGTERM", 128 + signal.SIGTERM)
     except ImportError as error:
         extra = "jax" if (error.name or "").startswith("jax") else "check"
-        return _report(f"{name}: {error}: pip install 'tileloss[{extra}]'", ENVIRONMENT)
-    except JudgeError as error:
-        return _report(str(error), error.code)
+        message = f"{arguments[0]}: {error}: pip install 'tileloss[{extra}]'"
+        return _report(message, ENVIRONMENT)
     except (ValueError, TypeError) as error:
         return _report(str(error), USAGE)
     except OSError as error:
@@ -68,28 +86,85 @@ def run(program: Path, arguments: list[str]) -> int:
             _forget_output()
             name = "standard output"
         known = name is not None and error.strerror is not None
-        return _report(f"{name}: {error.strerror}" if known else str(error), ENVIRONMENT)
+        return _report(
+            f"{shown(str(name))}: {error.strerror}" if known else str(error), ENVIRONMENT
+        )
     except (MemoryError, RuntimeError) as error:
         return _report(str(error) or "out of memory", ENVIRONMENT)
+    except Exception as error:
+        from tileloss.testing._judge import JudgeError
+
+        if isinstance(error, JudgeError):
+            return _report(str(error), error.code)
+        traceback.print_exc()  # ours: no check has failed
+        return ENVIRONMENT
 
 
-def _parse(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False
-    )
+def terminate(*_: object) -> NoReturn:
+    """For SIGTERM."""
+    raise Terminated
+
+
+def _dispatch(arguments: list[str], program: Any = None) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        names = [f"  {name:<10} {each.summary}" for name, each in SUBCOMMANDS.items()]
+        print(_HELP.format(commands="\n".join(names)), end="")
+        return 0 if arguments else USAGE
+    name = arguments[0]
+    if name == "--version":
+        from tileloss import __version__
+
+        print(__version__)
+        return 0
+    if name.startswith("-"):
+        flag = name.partition("=")[0]
+        meant = did_you_mean(flag, ["--help", "--version"])
+        raise ValueError(f"unknown flag {shown(flag)}{meant}")
+    if name not in SUBCOMMANDS:
+        raise ValueError(f"unknown command {shown(name)}{did_you_mean(name, SUBCOMMANDS)}")
+    from tileloss._program import find
+    from tileloss.tools.program import run_program
+
+    program = program or find()
+    has_frontend = any(word.partition("=")[0] == "--frontend" for word in arguments)
+    if name == "info" or (name == "bench" and not has_frontend):
+        return run_program(program, arguments)
+    module: Any = importlib.import_module(SUBCOMMANDS[name].module)
+    parser = _Parser(prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
-    _refuse_unknown_flags(parser, arguments)
-    return parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments[1:])
+    except Terminated:
+        raise
+    except SystemExit:  # it has printed its help
+        return 0
+    code = module.run(program, options) if name in _OLD else module.run(options)
+    return int(code if code >= 0 else 128 - code)
 
 
-def _refuse_unknown_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Before argparse, which would say instead what is missing."""
-    known = [each for each in parser._option_string_actions if each.startswith("--")]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    for word in arguments[:end]:
-        flag = word.partition("=")[0]
-        if flag.startswith("--") and flag not in known:
-            parser.error(f"unknown flag {escaped(flag)}{did_you_mean(flag, known)}")
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line that says what was expected and what was given."""
+
+    def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
+        """An unknown flag first: argparse would say instead what is missing."""
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        for word in arguments[:end]:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in known:
+                self.error(f"unknown flag {shown(flag)}{did_you_mean(flag, known)}")
+        return super().parse_args(arguments, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            message = f"{missing} is required"
+        raise ValueError(message.removeprefix("argument "))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            wish = f"expected one of {', '.join(map(str, action.choices))}"
+            raise argparse.ArgumentError(action, f"{wish}, got '{shown(str(value))}'")
 
 
 def _forget_output() -> None:
@@ -101,5 +176,5 @@ def _forget_output() -> None:
 
 
 def _report(message: str, code: int) -> int:
-    print(f"tileloss: {one_line(message)}", file=sys.stderr)
+    print(f"tileloss: {shown(one_line(message), _LONGEST_MESSAGE)}", file=sys.stderr)
     return code

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
+
+from tileloss.tools.printable import escaped
 
 _PATIENCE_S = 2.0  # before a bar is shown, and between two lines of JSON
+_BETWEEN_BARS_S = 0.1
 
 
 class Progress:
@@ -18,39 +22,53 @@ class Progress:
 
     def __init__(self, work: str, total: int | None = None, *, quiet: bool) -> None:
         self._work, self._total, self._done = work, total, -1
-        self._is_terminal = sys.stderr.isatty()
         self._is_quiet = quiet
-        self._told = time.monotonic()
-        self._bar = None
-        if self._is_terminal and not quiet:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=total, desc=work, delay=_PATIENCE_S, leave=False, file=sys.stderr
-            )
+        self._next = time.monotonic() + _PATIENCE_S  # not before that is anything said
+        self._bar: Any = None  # once it is shown
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
 
     def step(self, what: str) -> None:
         """The next step begins: ``what`` is done in it."""
         self._done += 1
-        if self._bar is not None:
-            self._bar.set_postfix_str(what, refresh=False)
-            self._bar.update(self._done - self._bar.n)
-            self._bar.refresh()
-        elif not self._is_quiet and time.monotonic() - self._told > _PATIENCE_S:
-            self._told = time.monotonic()
+        if self._is_quiet or time.monotonic() < self._next:
+            return
+        is_terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + (_BETWEEN_BARS_S if is_terminal else _PATIENCE_S)
+        if is_terminal:
+            self._show_bar(what)
+        else:
             line = {"progress": self._work, "done": self._done, "total": self._total, "now": what}
             print(json.dumps(line), file=sys.stderr, flush=True)
 
     def at(self, done: int, total: int, what: str) -> None:
         """So many of so many steps of ``what`` are done."""
         self._done, self._total = done - 1, total
-        if self._bar is not None:
-            self._bar.total = total
         self.step(what)
+
+    def _show_bar(self, what: str) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        if self._bar is None:
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("{task.fields[what]}", markup=False),
+                console=Console(file=sys.stderr),
+                auto_refresh=False,  # no thread: the judge is forked off this process
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._bar.add_task(escaped(self._work), what="")
+            self._bar.start()
+        self._bar.update(0, completed=self._done, total=self._total, what=escaped(what))
+        self._bar.refresh()

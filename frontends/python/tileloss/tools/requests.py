@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tileloss.testing._judge import Answer, Event, Tensors, Told, ask_apart
+from tileloss.testing._judge import Answer, Crashed, Event, Tensors, Told, ask_apart
+from tileloss.tools.case_file import check_whole
 from tileloss.tools.progress import Progress
 
 
@@ -21,7 +23,7 @@ def run_request(
 ) -> Answer:
     """``tileloss.testing._judge.ask_apart``, and progress on stderr. ``told`` gets every other event as it comes.
 
-    Raises JudgeError, Crashed, TimeoutError.
+    Raises JudgeError, Crashed, TimeoutError; OSError where a file was cut while it was read.
     """
     with Progress(str(request["do"]), quiet=is_quiet) as progress:
 
@@ -31,4 +33,10 @@ def run_request(
             elif told is not None:
                 told(event)
 
-        return ask_apart(request, files, outputs, on_event, before, seconds)
+        try:
+            return ask_apart(request, files, outputs, on_event, before, seconds)
+        except Crashed as crash:
+            if crash.signal == signal.SIGBUS:
+                for tensors in (*(files or {}).values(), outputs or {}):
+                    check_whole(tensors)
+            raise

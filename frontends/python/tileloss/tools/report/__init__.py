@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--title", default=title, metavar="TEXT", help="of the page; default: %(default)s")
 
 
-def run(_program: Path, options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Exit code 0 whatever the results say: the report says it."""
     place = output_place("-o", options.output, options.results)
     records = [(p, n, line) for p in options.results for n, line in enumerate(read_results(p), 1)]
