@@ -13,7 +13,6 @@ import tileloss
 from tileloss.testing._judge import Answer, Crashed, Event, Tensors, ask
 from tileloss.tools import trackers
 from tileloss.tools.config import Config, translate_old_keys
-from tileloss.tools.files import output_place
 from tileloss.tools.printable import escaped, print_columns
 from tileloss.tools.progress import Progress
 from tileloss.tools.requests import run_request
@@ -53,12 +52,13 @@ class Job:
         self._files: dict[str, Tensors] = {} if self._has_model else config.files()
         self._facts: dict[str, Any] = {}  # of a model, for the report
         self.inputs = [config.file, *map(Path, self._files), *inputs]
-        self._output = _output(config, self.inputs)
+        self._output = _output(config)
         self._write: Callable[[dict[str, Any]], None]
 
     def run(self, work: Callable[[], int]) -> int:
         """The exit code of ``work``, which may ask. What is found goes to the results file, then to the tracker."""
-        with ResultWriter(self._output, "output") as results:
+        place = self.config.place("output")
+        with ResultWriter(self._output, place, self.inputs) as results:
 
             def tracked(log: Callable[[dict[str, Any]], None]) -> int:
                 def write(line: dict[str, Any]) -> None:
@@ -177,15 +177,11 @@ class Job:
         return _print_verdict([f"crashed ({how})"])
 
 
-def _output(config: Config, inputs: Iterable[Path]) -> Path | None:
+def _output(config: Config) -> Path | None:
     text = config.text("output")
-    if text is None:
-        return None
-    path = Path(text) if text == "-" else config.path_from("output", text)
-    try:
-        return output_place("output", path, inputs)
-    except ValueError as error:
-        config.fail("output", str(error).removeprefix("output: "))
+    if text in (None, "-"):
+        return None if text is None else Path(text)  # which is refused
+    return config.path_from("output", text)
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:

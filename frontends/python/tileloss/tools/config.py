@@ -153,9 +153,12 @@ class Config:
                 paths.append(os.path.join(self.path_from(key, ""), text))
         return {path: read_tensors(Path(path)) for path in paths}
 
+    def place(self, key: str) -> str:
+        """Where a key stands, and its name: a message about it begins so."""
+        return f"{(_find(self._root, key) or self._root)['origin']}: {key}"
+
     def fail(self, key: str, problem: str) -> NoReturn:
-        node = _find(self._root, key)
-        raise ValueError(f"{(node or self._root)['origin']}: {key}: {problem}")
+        raise ValueError(f"{self.place(key)}: {problem}")
 
     def _scalar(self, key: str, expected: str) -> Node | None:
         node = _find(self._root, key)

@@ -11,7 +11,7 @@ from tileloss.tools.checks import FAILED, Job
 from tileloss.tools.printable import escaped
 
 _OWN = "tileloss"  # the library's own kernels
-_INT64 = 2**63
+_index = arguments.integer(0, 2**63 - 1)
 _FOOTER = """\
 Keys of the config, besides the options of the loss:
   level (logits, linear), loss, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, token_weights and class_weights
@@ -98,13 +98,6 @@ def run(options: argparse.Namespace) -> int:
         return job.check("trace", row=options.row, **column)
 
     return job.run(work)
-
-
-def _index(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < _INT64:
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 on, got {escaped(text)}")
-    return value
 
 
 def _name(options: argparse.Namespace) -> str:
