@@ -665,6 +665,7 @@ def test_on_a_terminal_only_failures_stay(
 
     monkeypatch.setattr(sweep, "ask_apart", ask)
     monkeypatch.setattr(progress, "_PATIENCE_S", patience_s)
+    monkeypatch.setattr(progress, "_BETWEEN_BARS_S", 0)
     reading, writing = pty.openpty()
     with os.fdopen(writing, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
