@@ -2,8 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "support/signals.h"
-
 namespace tileloss::tools {
 namespace {
 
@@ -18,7 +16,6 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
   if (reference) {
     bench.make_reference();
     for (const tileloss_pass pass : passes) {
-      check_stop();
       report.timings.push_back(bench.time_reference(pass));
       report.measured();
     }
@@ -26,13 +23,11 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
   }
   if (kernel) {
     for (const tileloss_pass pass : passes) {
-      check_stop();
       report.timings.push_back(bench.time_kernel(pass));
       report.measured();
     }
   }
   const Roofs at_end = bench.measure_roofs();
-  check_stop();
   report.roofs_difference = largest_difference(report.roofs, at_end);
   report.roofs = faster_of(report.roofs, at_end);
 }
