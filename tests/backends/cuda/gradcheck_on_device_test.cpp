@@ -2,8 +2,9 @@
 #include <fstream>
 
 #include "backends/cuda/cuda_backend.h"
-#include "tests/bench/bench_call.h"
+#include "bench/bench_run.h"
 #include "tests/cuda_on_host/device_code.h"
+#include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
 namespace {
@@ -44,13 +45,15 @@ TEST(SecondOnDevice, Passes) {
 
 TEST(BenchOnDevice, TimesBothPasses) {
   for (const char* loss : {"loss=cross_entropy in_place=true", "loss=linear_cross_entropy hidden=96"}) {
-    const std::vector<Json> lines = bench_lines(loss, {"device=cuda", "tokens=5", "vocab=1001", "iters=2", "warmup=1"});
-    ASSERT_EQ(lines.size(), 2U);
-    for (const Json& line : lines) {
-      EXPECT_EQ(line["device"], "cuda");
-      EXPECT_GT(number(line, "median_ms"), 0);
-      EXPECT_GT(number(line, "roof_ms"), 0);
+    const BenchRequest asked =
+        read_bench_request(config_tree(loss, {"device=cuda", "tokens=5", "vocab=1001", "iters=2", "warmup=1"}));
+    Bench bench(asked.settings);
+    for (const tileloss_pass pass : asked.passes) {
+      const Timing timing = bench.time_kernel(pass);
+      EXPECT_GT(timing.median_ms, 0);
+      EXPECT_GT(timing.host_ns, 0);
     }
+    EXPECT_GT(bench.measure_roofs().copy_ms, 0);
   }
 }
 
