@@ -1,8 +1,8 @@
-# What the program links. A missing package is named as one installs it, all of them at once, as `pip install .` comes here too.
-# Header-only fmt and the archive of yaml-cpp: the program needs the C and C++ run times alone and runs wherever it is copied to,
-# out of a wheel or a package. (Debian has a compiled fmt as a shared library alone: see src/support/format.h.)
+# What the tools link, both headers alone. A missing package is named as one installs it, all of them at once, as `pip install .`
+# comes here too. Header-only fmt: libtileloss_judge.so needs the C and C++ run times alone and runs wherever it is copied to, out of
+# a wheel. (Debian has a compiled fmt as a shared library alone: see src/support/format.h.)
 set(missing "")
-foreach(dependency CLI11=libcli11-dev fmt=libfmt-dev nlohmann_json=nlohmann-json3-dev yaml-cpp=libyaml-cpp-dev)
+foreach(dependency fmt=libfmt-dev nlohmann_json=nlohmann-json3-dev)
   string(REPLACE "=" ";" dependency ${dependency})
   list(GET dependency 0 name)
   list(GET dependency 1 debian_package)
@@ -12,16 +12,7 @@ foreach(dependency CLI11=libcli11-dev fmt=libfmt-dev nlohmann_json=nlohmann-json
   endif()
 endforeach()
 if(missing)
-  message(FATAL_ERROR "the tileloss program is built with packages that are missing here. On Debian and Ubuntu install them with\n"
+  message(FATAL_ERROR "the tools of TileLoss are built with packages that are missing here. On Debian and Ubuntu install them with\n"
     "    apt-get install${missing}\n"
-    "-DTILELOSS_BUILD_TOOLS=OFF (pip: -C cmake.define.TILELOSS_BUILD_TOOLS=OFF) builds the library without it.\n")
-endif()
-
-add_library(tileloss_yaml_cpp INTERFACE)
-find_library(TILELOSS_YAML_CPP_ARCHIVE libyaml-cpp.a)
-if(TILELOSS_YAML_CPP_ARCHIVE)
-  target_include_directories(tileloss_yaml_cpp SYSTEM INTERFACE ${YAML_CPP_INCLUDE_DIR})
-  target_link_libraries(tileloss_yaml_cpp INTERFACE ${TILELOSS_YAML_CPP_ARCHIVE})
-else()
-  target_link_libraries(tileloss_yaml_cpp INTERFACE yaml-cpp)
+    "-DTILELOSS_BUILD_TOOLS=OFF (pip: -C cmake.define.TILELOSS_BUILD_TOOLS=OFF) builds the library without them.\n")
 endif()

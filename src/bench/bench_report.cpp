@@ -2,8 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "support/signals.h"
-
 namespace tileloss::tools {
 namespace {
 
@@ -17,20 +15,13 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
   report.roofs_description = bench.roofs_description();
   if (reference) {
     bench.make_reference();
-    for (const tileloss_pass pass : passes) {
-      check_stop();
-      report.timings.push_back(bench.time_reference(pass));
-    }
+    for (const tileloss_pass pass : passes) report.timings.push_back(bench.time_reference(pass));
     bench.drop_reference();
   }
   if (kernel) {
-    for (const tileloss_pass pass : passes) {
-      check_stop();
-      report.timings.push_back(bench.time_kernel(pass));
-    }
+    for (const tileloss_pass pass : passes) report.timings.push_back(bench.time_kernel(pass));
   }
   const Roofs at_end = bench.measure_roofs();
-  check_stop();
   report.roofs_difference = largest_difference(report.roofs, at_end);
   report.roofs = faster_of(report.roofs, at_end);
 }

@@ -17,7 +17,7 @@ struct BenchReport {
   std::vector<Timing> timings;
 };
 
-// Fills `report` as it goes: when it throws Stopped, what was measured is there, with the first roofs.
+// Fills `report` as it goes.
 void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool kernel, bool reference, BenchReport& report);
 
 // False where the roofs differ so much that the machine was not quiet enough for figures to be compared with others.

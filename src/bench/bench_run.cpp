@@ -9,7 +9,6 @@
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
-#include "support/signals.h"
 #include "support/synthetic.h"
 #include "support/timer.h"
 
@@ -303,7 +302,6 @@ Timing Bench::time(const std::function<void()>& run, const std::function<void()>
 
   std::vector<double> times;
   for (int i = -settings_.warmup; i < iterations; ++i) {
-    check_stop();
     if (is_overwritten) restore();
     const Timer timer;
     run();
@@ -365,7 +363,6 @@ Timing Bench::time_on_device(tileloss_pass pass) {
   timing.calls = static_cast<int>(std::clamp(kMeasuredMs / one_ms, 1.0, kMostCalls));
   std::vector<double> times, host_ns;
   for (int i = 0; i < settings_.iterations; ++i) {
-    check_stop();
     times.push_back(measure(timing.calls));
     host_ns.push_back(timing.host_ns);
   }

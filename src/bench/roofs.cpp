@@ -7,7 +7,6 @@
 
 #include "backends/cpu/isa/isa.h"
 #include "support/format.h"
-#include "support/signals.h"
 #include "support/timer.h"
 
 namespace tileloss::tools {
@@ -72,7 +71,6 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
       for (const int64_t distance : kDistances) {
         if (!variant.prefetches && distance != kDistances[0]) continue;
         for (int i = 0; i < 3; ++i) {
-          check_stop();
           const double ms = time_pass(variant.*pass, from, to, bytes, distance);
           if (ms < best) {
             best = ms;
@@ -83,10 +81,8 @@ double RoofMeter::best_pass(RoofPass RoofVariant::*pass, Choice& choice, char* f
     }
   }
   std::vector<double> times;
-  for (int i = 0; i < repetitions; ++i) {
-    check_stop();
+  for (int i = 0; i < repetitions; ++i)
     times.push_back(time_pass(loops_.variants[choice.variant].*pass, from, to, bytes, choice.distance));
-  }
   return median(times);
 }
 
@@ -95,7 +91,6 @@ double RoofMeter::best_exp(int64_t elements, int repetitions) {
   const auto sum = impl::cpu::kernels(impl::cpu::best_isa()).exp_sum;
   std::vector<double> times;
   for (int repetition = 0; repetition < repetitions; ++repetition) {
-    check_stop();
     std::atomic<uint64_t> sink = 0;
     const Timer timer;
     team_.run([&](int thread) {

@@ -31,7 +31,6 @@ class RoofMeter {
 
   // `from` keeps its contents. `to`: another buffer of that size; null: the second half of `from` is overwritten with the first,
   // twice, in place of a copy of the whole. The first call tries every variant, later ones only the fastest.
-  // Throws Stopped when asked to stop.
   Roofs measure(char* from, char* to, int64_t bytes, int64_t elements, int repetitions);
   // Which variant won, for each roof: "in place: 4 streams, prefetch 1024; ...".
   std::string description() const;

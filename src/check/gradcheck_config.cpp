@@ -138,10 +138,6 @@ bool GradcheckConfig::wants(std::string_view output_name) const {
   return std::find(outputs.begin(), outputs.end(), output_name) != outputs.end();
 }
 
-std::vector<InputFile> GradcheckConfig::inputs() const {
-  return {{"--config", file}, {"source.path", source.path}, {"source.teacher_path", teacher.path}};
-}
-
 ToolError GradcheckConfig::located(const LibraryError& error) const {
   std::string key = error.argument();
   std::replace(key.begin(), key.end(), '.', '_');  // dhead.dtype
@@ -183,10 +179,8 @@ GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string&
   config.mutants = reader.boolean("mutants", false);
   config.strict = reader.boolean("strict", false);
   if (!is_linear) config.expect_mostly_zero = reader.boolean("expect_mostly_zero", false);
-  if (reader.has("output")) config.output = reader.path("output");
   reader.finish();
   config.origins = origins_of(root);
-  if (config.output) check_output(config.origins.at("output"), *config.output, config.inputs());
   return config;
 }
 

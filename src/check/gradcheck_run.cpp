@@ -7,7 +7,6 @@
 
 #include "check/strict/guarded_args.h"
 #include "support/arg_slots.h"
-#include "support/signals.h"
 #include "support/timer.h"
 
 namespace tileloss::tools {
@@ -203,11 +202,8 @@ KernelResults run_kernels(const GradcheckConfig& config, const CheckInputs& inpu
     row_state = &state;
   }
   results.forward_s = run_forward(config, inputs, kernel, row_state, results);
-  check_stop();
   results.kernel_s = run_gradient(config, inputs, kernel, Gradient::kOwn, nullptr, results);
-  check_stop();
   results.backward_s = run_gradient(config, inputs, kernel, Gradient::kAfterForward, row_state, results);
-  check_stop();
   return results;
 }
 

@@ -1,5 +1,5 @@
-// The one YAML reader. A config is read into a tree in which every value knows where it stands, and each key is then asked for
-// by name, type and range: what nobody asked for is unknown. Every error names the key and the line (or the --set).
+// A config is a tree in which every value knows where it stands, and each key is asked for by name, type and range: what nobody
+// asked for is unknown. Every error names the key and the line (or the --set).
 #ifndef TILELOSS_SUPPORT_CONFIG_H_
 #define TILELOSS_SUPPORT_CONFIG_H_
 
@@ -30,14 +30,6 @@ struct ConfigNode {
 // A tree as the command hands it over, in JSON: of each node its members by their names here, `kind` as scalar, list, map or
 // empty.
 ConfigNode config_node(const Json& json);
-
-// Throws ToolError: environment if the file cannot be read, usage for anything wrong in it. Each override is "a.b=value", the
-// value in YAML; a relative path given so is relative to the working directory, one in the file to the file's directory. The
-// keys that are skipped ("a" or "a.b") are left out: whoever calls the program has read them.
-ConfigNode load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                       const std::vector<std::string>& skipped = {});
-// The overrides alone, for a command line without a file.
-ConfigNode parse_overrides(const std::vector<std::string>& overrides);
 
 struct NumberRange {
   double minimum = -std::numeric_limits<double>::max();

@@ -4,6 +4,4 @@ namespace tileloss::tools {
 
 std::string format_arguments(fmt::string_view text, fmt::format_args arguments) { return fmt::vformat(text, arguments); }
 
-void print_arguments(fmt::string_view text, fmt::format_args arguments) { fmt::vprint(text, arguments); }
-
 }  // namespace tileloss::tools

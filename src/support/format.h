@@ -1,4 +1,4 @@
-// fmt::format and fmt::print with fmt's own part compiled once, in format.cpp: as a header alone, which is all that every system
+// fmt::format with fmt's own part compiled once, in format.cpp: as a header alone, which is all that every system
 // has of it, it took two seconds in each file.
 #ifndef TILELOSS_SUPPORT_FORMAT_H_
 #define TILELOSS_SUPPORT_FORMAT_H_
@@ -11,17 +11,10 @@
 namespace tileloss::tools {
 
 std::string format_arguments(fmt::string_view text, fmt::format_args arguments);
-void print_arguments(fmt::string_view text, fmt::format_args arguments);
 
 template <class... Arguments>
 std::string formatted(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
   return format_arguments(text, fmt::make_format_args(arguments...));
-}
-
-// To stdout.
-template <class... Arguments>
-void print_formatted(fmt::format_string<Arguments...> text, Arguments&&... arguments) {
-  print_arguments(text, fmt::make_format_args(arguments...));
 }
 
 }  // namespace tileloss::tools

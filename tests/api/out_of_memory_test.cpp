@@ -1,18 +1,33 @@
 // Calls where the heap is exhausted: a status and a message, in the library as a program loads it.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
 #include <thread>
 
 #include "tests/api/calls.h"
 #include "tests/shared/child_process.h"
-#include "tests/shared/program.h"
-#include "tests/shared/resource_limit.h"
 
 namespace tileloss::test {
 namespace {
+
+class NoMoreAddresses {
+ public:
+  NoMoreAddresses() {
+    getrlimit(RLIMIT_AS, &earlier_);
+    const rlimit none{1, earlier_.rlim_max};
+    setrlimit(RLIMIT_AS, &none);
+  }
+  ~NoMoreAddresses() { setrlimit(RLIMIT_AS, &earlier_); }
+  NoMoreAddresses(const NoMoreAddresses&) = delete;
+  NoMoreAddresses& operator=(const NoMoreAddresses&) = delete;
+
+ private:
+  rlimit earlier_{};
+};
 
 // All that malloc has left, in the calling thread's arena too, until it is destroyed.
 class ExhaustedHeap {
@@ -32,7 +47,7 @@ class ExhaustedHeap {
   struct Block {
     Block* before;
   };
-  const AddressSpaceLimit limit_{1};
+  const NoMoreAddresses limit_;
   Block* last_ = nullptr;
 };
 
@@ -41,7 +56,8 @@ TEST(OutOfMemory, AThreadsFirstFailuresGiveAStatusAndAMessage) {
   GTEST_SKIP() << "the sanitizer's own malloc ends the process";
 #endif
   const auto child = [] {
-    void* const library = dlopen(built("libtileloss.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    const std::filesystem::path beside = std::filesystem::read_symlink("/proc/self/exe").replace_filename("libtileloss.so");
+    void* const library = dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return false;
     const auto call = reinterpret_cast<decltype(&tileloss_call)>(dlsym(library, "tileloss_call"));
     const auto last_error = reinterpret_cast<decltype(&tileloss_last_error)>(dlsym(library, "tileloss_last_error"));

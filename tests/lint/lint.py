@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
 
-lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; cli -> check, bench
+lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; judge -> check, bench
                                  -> support; reference alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
 lint.py recipes ROOT             a divergence, an option of policy_loss and a row output are named in the files of HACKING.md's
@@ -72,7 +72,7 @@ BELOW = {
     },
     "check/strict": {*LIBRARY, "reference", "support"},
     "bench": {*LIBRARY, "reference", "support", f"{CPU}/isa"},
-    "cli": {
+    "judge": {
         *LIBRARY,
         "reference",
         "support",

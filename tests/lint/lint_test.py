@@ -97,21 +97,21 @@ class Includes(LintTest):
         self.assertEqual(lint.lint_includes(self.root), [])
 
     def test_check_and_bench_are_libraries_side_by_side(self):
-        self.write("src/cli/subcommands.h", "")
+        self.write("src/judge/requests.h", "")
         self.write("src/check/judge.h", "")
         self.write("src/bench/roofs.h", "")
         for room, other in [
             ("check", "bench/roofs.h"),
             ("bench", "check/judge.h"),
-            ("check", "cli/subcommands.h"),
-            ("bench", "cli/subcommands.h"),
+            ("check", "judge/requests.h"),
+            ("bench", "judge/requests.h"),
         ]:
             path = pathlib.Path(self.write(f"src/{room}/up.cpp", f'#include "{other}"\n'))
             self.assert_names(
                 lint.lint_includes(self.root), f"{room} must not include {other.split('/')[0]}"
             )
             path.unlink()
-        self.write("src/cli/main.cpp", '#include "check/judge.h"\n#include "bench/roofs.h"\n')
+        self.write("src/judge/judge.cpp", '#include "check/judge.h"\n#include "bench/roofs.h"\n')
         self.assertEqual(lint.lint_includes(self.root), [])
 
     def test_support_sees_none_of_the_tools(self):

@@ -2,27 +2,31 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
 namespace tileloss::tools {
 namespace {
 
-constexpr Progress::Pace kAtOnce{.first_bar = 0, .between_bars = 0, .between_lines = 0};
-
-std::string stderr_of_two_steps(const Progress::Pace& pace) {
-  testing::internal::CaptureStderr();
+TEST(Progress, IsToldNowAndThenWhileSomebodyListens) {
+  std::vector<std::string> told;
+  const auto listen = [&](const char* work, int64_t done, int64_t total) {
+    told.push_back(work + (" " + std::to_string(done)) + " of " + std::to_string(total));
+  };
   {
-    Progress progress("oracle", 2, pace);
+    const ProgressTo listening(listen);
+    Progress progress("oracle", 4);
+    progress.step();
+    EXPECT_TRUE(told.empty());  // short work is not worth a word
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
     progress.step();
     progress.step();
   }
-  return testing::internal::GetCapturedStderr();
+  Progress("oracle", 1).step();
+  EXPECT_EQ(told, std::vector<std::string>{"oracle 2 of 4"});
 }
-
-TEST(Progress, IsLinesOfJsonWhereThereIsNoTerminal) {
-  EXPECT_EQ(stderr_of_two_steps(kAtOnce),
-            "{\"progress\":\"oracle\",\"done\":1,\"total\":2}\n{\"progress\":\"oracle\",\"done\":2,\"total\":2}\n");
-}
-
-TEST(Progress, SaysNothingOfShortWork) { EXPECT_EQ(stderr_of_two_steps({}), ""); }
 
 }  // namespace
 }  // namespace tileloss::tools

@@ -1,5 +1,5 @@
 // libtileloss_cuda.so, which has the CUDA backend: opened when the first call asks for that device, so that libtileloss.so needs
-// nothing of CUDA's. It is searched beside who asks, in the lib beside that folder, then as the loader does.
+// nothing of CUDA's. It is searched beside who asks, then as the loader does.
 #ifndef TILELOSS_BACKENDS_CUDA_LIBRARY_H_
 #define TILELOSS_BACKENDS_CUDA_LIBRARY_H_
 

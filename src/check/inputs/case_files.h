@@ -17,8 +17,8 @@ namespace tileloss::tools {
 // ToolError (usage) for accumulate: outputs are judged as they are.
 void forget_kernels(GradcheckConfig& config);
 
-// The inputs of a config that has forgotten the kernels, by their names in tileloss_args; they point into `inputs`. Values of rows
-// are [N], the head is [V,H]. What may not be read holds NaN; what is not given is not there.
+// The inputs of a config that has forgotten the kernels, by their names in tileloss_args; they point into `inputs`. Values of
+// rows are [N], the head is [V,H]. What may not be read holds NaN; what is not given is not there.
 std::vector<StoredTensor> input_tensors(const GradcheckConfig& config, const CheckInputs& inputs);
 // What else a caller has to know: the call that `config`, as it was read, describes in words of tileloss.h, and what it asks of
 // whoever makes it.

@@ -16,7 +16,6 @@
 #include "support/abi.h"
 #include "support/config.h"
 #include "support/device.h"
-#include "support/output_file.h"
 #include "support/synthetic.h"
 #include "support/tensor_file.h"
 
@@ -32,7 +31,6 @@ struct GradcheckConfig {
     std::string distribution = "normal";
     LogitsSpec logits;
     std::filesystem::path path;  // safetensors
-    std::string shown_as;        // in reports, in place of the path, unless empty
     std::string logits_name = "logits";
     std::string labels_name = "labels";
     // Of policy losses, the mask of every loss that takes one; "": not in the file.
@@ -117,13 +115,10 @@ struct GradcheckConfig {
   bool mutants = false;
   bool strict = false;
   bool expect_mostly_zero = false;
-  std::optional<std::filesystem::path> output;
   std::vector<TensorFile> files;  // those of source.path and source.teacher_path
   // "c.yaml:12: kernel.vocab_block", by the name that the library has for it.
   std::map<std::string, std::string> origins;
 
-  // The files that it reads; an empty path is none.
-  std::vector<InputFile> inputs() const;
   const TensorFile& file_at(const std::filesystem::path& path) const;
   // The same error with the place of the key that it is about, if there is one.
   ToolError located(const LibraryError& error) const;

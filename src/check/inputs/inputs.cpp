@@ -9,7 +9,6 @@
 #include "check/inputs/policy.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
-#include "support/signals.h"
 #include "support/tensor_file.h"
 
 namespace tileloss::tools {
@@ -112,7 +111,6 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   draw_labels(config, inputs);
   if (config.is_linear()) return draw_linear(config.source.logits.std, config.seed, team, *inputs.linear);
   team.for_each(inputs.rows, [&](int64_t row, int) {
-    check_stop();
     fill_logits_row(config.source.logits, config.seed, row, inputs.labels[static_cast<size_t>(row)], inputs.format,
                     inputs.row(row), inputs.cols);
   });
@@ -203,7 +201,6 @@ void for_each_product_row(const CheckInputs& inputs, std::span<const int64_t> ro
     }
     size_t next = 0;
     for_each_linear_row(*own.operands, *own.norms, block, [&](const LogitsRow& row) {
-      check_stop();
       GivenRow given{row, inputs.labels[static_cast<size_t>(row.row)]};
       teacher ? void(given.target = targets[next++]) : reader.read(row.row, given);
       work(given, 0);
@@ -281,7 +278,6 @@ void for_each_row(const CheckInputs& inputs, std::span<const int64_t> rows, Thre
     std::vector<double> logits(static_cast<size_t>(inputs.valid));
     for (const int64_t row : rows) {
       if (row % team.size() != thread) continue;
-      check_stop();
       reference::decode_row(inputs.format, inputs.row(row), logits);
       GivenRow given{{.row = row, .logits = logits}, inputs.labels[static_cast<size_t>(row)]};
       reader.read(row, given);

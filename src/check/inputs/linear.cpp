@@ -6,7 +6,6 @@
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
-#include "support/signals.h"
 
 namespace tileloss::tools {
 namespace {
@@ -115,7 +114,6 @@ void draw_linear(double std, uint64_t seed, ThreadTeam& team, LinearTensors& ten
     std::vector<std::vector<char>> rows(static_cast<size_t>(team.size()),
                                         std::vector<char>(static_cast<size_t>(width * element_bytes(view.format))));
     team.for_each(view.rows, [&](int64_t row, int thread) {
-      check_stop();
       char* values = rows[static_cast<size_t>(thread)].data();
       fill_logits_row(spec, seed ^ draws, row, -1, view.format, values, width);
       put_row(view, buffer, row, values);

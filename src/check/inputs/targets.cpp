@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "support/signals.h"
-
 namespace tileloss::tools {
 namespace {
 
@@ -35,7 +33,6 @@ void read_special_rows(ConfigReader& source, const GradcheckConfig& config, std:
 void draw_target_rows(std::span<const SpecialRow> rows, const std::vector<std::string>& names, ThreadTeam& team,
                       CheckInputs& inputs, const std::function<void(int64_t row, TargetRow& out)>& draw) {
   team.for_each(inputs.rows, [&](int64_t i, int) {
-    check_stop();
     if (inputs.is_ignored(i)) return;
     TargetRow row;
     row.label = static_cast<size_t>(inputs.labels[static_cast<size_t>(i)]);

@@ -17,7 +17,6 @@
 #include "check/strict/guarded_args.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
-#include "support/signals.h"
 
 namespace tileloss::tools {
 namespace {
@@ -169,7 +168,6 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
   report.layouts = 0;
   for (const GuardLayout& layout : kLayouts) {
     if (!GuardedArgs::is_of_use(args, layout)) continue;
-    check_stop();
     ++report.layouts;
     GuardedArgs guarded(pass, args, layout, function.get_integer("accumulate", 0) != 0);
     const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
