@@ -1,8 +1,9 @@
-/* libtileloss_judge.so as whoever has nothing but a C compiler calls it: LIBRARY REQUEST; prints the events, exits with the code. */
+/* libtileloss_judge.so as whoever has nothing but a C compiler calls it: LIBRARY REQUEST; prints the events, exits with the code.
+ */
+#include "judge/judge.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
-
-#include "judge/judge.h"
 
 static void print(void* context, const char* json) {
   (void)context;

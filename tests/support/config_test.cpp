@@ -74,10 +74,6 @@ TEST(Config, AnUnknownKeyIsNamedWithTheOneThatWasMeant) {
   expect_names(config_error({"count=1", "cuont=2"}, read_count), "cuont=2: cuont: unknown key; did you mean count?");
 }
 
-TEST(Config, AKeyOfThePackageIsNoTypingError) {
-  expect_names(config_error({"model_path=x"}, read_count), "model_path: is read by the Python package");
-}
-
 TEST(Config, WrongTypesAreRefused) {
   for (const char* value : {"many", "1.5", "1e1", "[1]", "true", "0x10", "1 2"}) {
     expect_names(config_error({std::string("count=") + value}, read_count), "count: expected an integer");

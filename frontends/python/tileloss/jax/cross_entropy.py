@@ -31,11 +31,11 @@ def cross_entropy(
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 
-        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + zeta w_i lse^2
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
 
     ``reduction="mean"`` divides the first part by the sum of w_i c_y and the second by the sum of w_i over the rows that are not
     ignored, both by ``num_items`` if given; with every row ignored the mean is 0. docs/users/losses.md has the rest, and what
-    class probabilities make of it: they go without the term in zeta, temperature_on="logprob" and vocab_axis.
+    class probabilities make of it: they go without z_loss, temperature_on="logprob" and vocab_axis.
 
     Args:
         logits: x, [..., V] float32, bfloat16 or float16. The only argument that is differentiated, in reverse mode; a gradient

@@ -50,11 +50,11 @@ def cross_entropy(
 
     Class probabilities q, [..., V] of a float type, may stand for the labels, as in PyTorch: a row's loss is then
     w_i sum_j c_j ((1-s) q_j + s/V) (-log p_j), and mean divides by the sum of w_i. They need not sum to 1 and have no gradient;
-    the term in zeta and ignore_index do not go with them, and grad_in_forward is True by default, as `distillation`'s.
+    z_loss and ignore_index do not go with them, and grad_in_forward is True by default, as `distillation`'s.
 
     With z = softcap(logit_scale * x) / temperature and p = softmax(z), a row's loss is
 
-        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + zeta w_i lse^2
+        w_i [(1-s) c_y (-log p_y) + (s/V) sum_j c_j (-log p_j)] + z_loss w_i lse^2
 
     (PyTorch's label smoothing s and class weights c; z-loss as PaLM's and Liger's.) ``reduction="mean"`` divides the first part
     by the sum of w_i c_y and the second by the sum of w_i over the rows that are not ignored, both by ``num_items`` if given.
