@@ -192,7 +192,7 @@ class Recipes(LintTest):
             "src/api/named_functions.cpp", "// All.\n// Written by ./dev generate from it.\nz_loss"
         )
         self.add("src/api/tensors.cpp", "// generated: tensors\nagreement\n// end of generated")
-        self.add("frontends/f.py", "    Options of f:\n        z_loss: zeta.\n        more.\n")
+        self.add("frontends/f.py", '    """Options of f:\n        z_loss: zeta.\n    """\n')
         self.assertEqual(lint.lint_recipes(self.root), [])
 
     def test_a_file_that_lists_an_option_or_output_by_hand_is_named(self):
@@ -203,7 +203,7 @@ class Recipes(LintTest):
         self.add("src/api/a.cpp", "// generated: a\n// end of generated\nagreement")
         self.assert_names(lint.lint_recipes(self.root), "src/api/a.cpp: names agreement")
         self.write("src/api/a.cpp", "")
-        self.add("frontends/f.py", "    Options of f:\n        beta: b.\n\n    z_loss\n")
+        self.add("frontends/f.py", '    """Options of f:\n        beta: b.\n    """\n    z_loss\n')
         self.assert_names(lint.lint_recipes(self.root), "frontends/f.py: names z_loss")
 
     def test_a_recipe_with_a_file_too_many_is_out_of_date(self):
