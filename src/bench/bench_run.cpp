@@ -246,7 +246,7 @@ void Bench::set_row_state(tileloss_args& args) {
   row_state_.rows = settings_.tokens;
   row_state_.max = state_max_.data();
   row_state_.sum = state_sum_.data();
-  row_state_.target = state_label_logit_.data();
+  row_state_.label_logit = state_label_logit_.data();
   if (!state_entropy_.empty()) row_state_.entropy_sum = state_entropy_.data();  // an entropy bonus needs it
   args.row_state = &row_state_;
 }
