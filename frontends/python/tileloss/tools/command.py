@@ -148,6 +148,10 @@ class _Parser(argparse.ArgumentParser):
             message = f"{missing} is required"
         raise ValueError(message.removeprefix("argument "))
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse would keep to itself that nobody can read its help."""
+        (file or sys.stderr).write(message)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             wish = f"expected one of {', '.join(map(str, action.choices))}"
