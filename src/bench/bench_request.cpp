@@ -13,7 +13,7 @@ namespace tileloss::tools {
 namespace {
 
 // Keeps rows * columns * 8 bytes far from overflow.
-constexpr int64_t kMaxCount = int64_t{1} << 31;
+constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxCalls = 1'000'000;
 
 reference::NumberFormat read_dtype(ConfigReader& reader, const char* key, const char* fallback) {

@@ -14,7 +14,7 @@ namespace tileloss::tools {
 namespace {
 
 // Keeps rows * columns * 8 bytes far from overflow.
-constexpr int64_t kMaxCount = int64_t{1} << 31;
+constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
 
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};

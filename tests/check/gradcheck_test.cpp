@@ -73,7 +73,7 @@ TEST(Gradcheck, RealLogitsFromAFilePass) {
 // float16 holds no number below 6e-8: the gradient of a mean over a wide softmax is nearly all zeros.
 TEST(Gradcheck, AMostlyZeroGradientIsMistrustedUnlessExpected) {
   const Sets sets = {"dtype=fp16", "vocab_size=150000", "num_items=1000"};
-  EXPECT_EQ(GradcheckCall(kSmall, sets).failures(), Sets{"mistrusted/zero_fraction"});
+  EXPECT_EQ(GradcheckCall(kSmall, sets).failures(), Sets{"inputs/zero_fraction"});
   EXPECT_EQ(GradcheckCall(kSmall, joined(sets, {"expect_mostly_zero=true"})).failures(), Sets());
 }
 
@@ -140,7 +140,7 @@ TEST(GradcheckFile, WithoutOneFiniteRowIsMistrusted) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
   for (const auto& [first, second] : {std::pair(kNan, kNan), {kInfinity, kInfinity}, {-kInfinity, kNan}}) {
     for (const Sets& sets : {Sets{}, {"loss=logprobs"}, {"expect_mostly_zero=true"}}) {
-      EXPECT_EQ(check_rows(first, second, sets).failures(), Sets{"mistrusted/nonfinite_fraction"}) << first << second;
+      EXPECT_EQ(check_rows(first, second, sets).failures(), Sets{"inputs/nonfinite_fraction"}) << first << second;
     }
   }
 }
@@ -151,7 +151,7 @@ TEST(GradcheckFile, OneFiniteRowIsEnough) {
     for (const char* set : {"reduction=none", "loss=logprobs"}) {
       const GradcheckCall check = check_rows(special, 0.5F, {set});
       EXPECT_EQ(check.failures(), Sets());
-      EXPECT_GT(check.gate("mistrusted/nonfinite_fraction").value, 0);
+      EXPECT_GT(check.gate("inputs/nonfinite_fraction").value, 0);
     }
   }
 }

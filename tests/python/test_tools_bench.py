@@ -278,7 +278,7 @@ def test_roofs_that_were_not_steady_are_told(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tokens=0"], "--tokens: 0 is out of range: expected 1 to 2147483648"),
+        (["--tokens=0"], "--tokens: 0 is out of range: expected 1 to 2147483647"),
         (["--tokens=2147483649"], "--tokens: 2147483649 is out of range"),
         (["--tokens=1e3"], "--tokens: expected an integer, got '1e3'"),
         (["--tokens=0x10"], "--tokens: expected an integer, got '0x10'"),
@@ -345,11 +345,11 @@ def test_what_is_wrong_is_one_line_with_its_flag(
     ("flags", "message"),
     [
         (["--tokens=100000000", "--vocab=151936"], "logits: needs 30387200.0 MB"),
-        # 2^63 bytes, and 2^64: more than an int64_t counts.
-        (["--tokens=2147483648", "--vocab=2147483648"], "logits: needs 9223372036854.8 MB"),
+        # Nearly 2^63 bytes, and nearly 2^64: more than an int64_t counts.
+        (["--tokens=2147483647", "--vocab=2147483647"], "logits: needs 9223372028264.8 MB"),
         (
-            ["--tokens=2147483648", "--vocab=2147483648", "--dtype=fp32"],
-            "logits: needs 18446744073709.6 MB",
+            ["--tokens=2147483647", "--vocab=2147483647", "--dtype=fp32"],
+            "logits: needs 18446744056529.7 MB",
         ),
         (
             ["--loss=linear_cross_entropy", "--tokens=4", "--vocab=100000000", "--hidden=16384"],

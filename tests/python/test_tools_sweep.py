@@ -228,7 +228,7 @@ def test_a_set_replaces_a_list_and_the_output_is_named_after_the_config(folder: 
         *(
             (
                 f"loss: cross_entropy\ndtype: bf16\nshape: {shape}\n",
-                f"c.yaml:3: shape: expected TOKENSxVOCAB, each 1 to 2147483648, got '{shape}'",
+                f"c.yaml:3: shape: expected TOKENSxVOCAB, each 1 to 2147483647, got '{shape}'",
             )
             for shape in "64 64x x64 64x64x64 0x64 64x-1 2x3000000000 axb 1.5x64 \u0661x64".split()
         ),

@@ -66,8 +66,8 @@ Gate same_losses(const KernelResults& results) {
 // NaN beside NaN passes every other gate: at least one row must have numbers to compare. Limit: all rows but one.
 Gate finite_rows(const Checks& checks) {
   const auto rows = static_cast<double>(checks.rows);
-  if (checks.rows == 0) return make_gate("mistrusted/nonfinite_fraction", 0, 0);
-  return make_gate("mistrusted/nonfinite_fraction", static_cast<double>(checks.nonfinite_rows) / rows, (rows - 1) / rows);
+  if (checks.rows == 0) return make_gate("inputs/nonfinite_fraction", 0, 0);
+  return make_gate("inputs/nonfinite_fraction", static_cast<double>(checks.nonfinite_rows) / rows, (rows - 1) / rows);
 }
 
 // Of the rows that are nobody's, between the groups, those that the call has written to. All their bits were set.
@@ -118,7 +118,7 @@ void judge_gradients(const GradcheckConfig& config, const CheckInputs& inputs, c
   }
   if (config.expect_mostly_zero || verdict.checks.gradients.empty()) return;
   const GradientMetric& gradient = verdict.checks.gradients.front();
-  verdict.gates.push_back({"mistrusted/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});
+  verdict.gates.push_back({"inputs/zero_fraction", 0.5, gradient.zero_fraction(), !gradient.mistrusted()});
 }
 
 }  // namespace
