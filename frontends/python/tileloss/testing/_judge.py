@@ -176,7 +176,7 @@ def ask_apart(
     if kind == "error":
         raise JudgeError(*item)
     if kind == "answer":
-        return item  # type: ignore[no-any-return]
+        return item
     if code < 0:
         raise Crashed(f"signal {-code}, {signal.strsignal(-code)}", -code)
     raise Crashed(f"exit code {code}", None)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -51,10 +52,10 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 def check_whole(held: Tensors) -> None:
     """Raises OSError, naming the file, where one that these lie in has been cut since: to touch them ends the process."""
     for array in held.values():
-        place = array
+        place: Any = array
         while place is not None and not isinstance(place, np.memmap):
             place = getattr(place, "base", None)
-        if place is not None and os.stat(place.filename).st_size < place.size:
+        if place is not None and os.stat(str(place.filename)).st_size < place.size:
             raise OSError(f"{shown(str(place.filename))}: the file was cut while it was read")
 
 

@@ -160,7 +160,8 @@ class Config:
 
     def fail(self, key: str, problem: str) -> NoReturn:
         node = _find(self._root, key)
-        raise ValueError(f"{(node or self._root)['origin']}: {key}: {problem}")
+        place = shown(str(self.file)) if node is None else node["origin"]
+        raise ValueError(f"{place}: {key}: {problem}")
 
     def _scalar(self, key: str, expected: str) -> Node | None:
         node = _find(self._root, key)
@@ -171,6 +172,14 @@ class Config:
         if node["kind"] != "scalar":
             self.fail(key, f"expected {expected}, got {_KINDS[node['kind']]}")
         return node
+
+
+def overrides_tree(overrides: list[str]) -> Node:
+    """The tree of a command line without a file. Raises ValueError."""
+    root: Node = {"key": "", "kind": "map", "children": []}
+    for text in overrides:
+        _override(root, text)
+    return root
 
 
 def translate_old_keys(config: Config) -> list[str]:

@@ -46,6 +46,13 @@ class Progress:
             line = {"progress": self._work, "done": self._done, "total": self._total, "now": what}
             print(json.dumps(line), file=sys.stderr, flush=True)
 
+    def say(self, text: str) -> None:
+        """A line on stderr that stays there, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def at(self, done: int, total: int, what: str) -> None:
         """So many of so many steps of ``what`` are done."""
         self._done, self._total = done - 1, total
