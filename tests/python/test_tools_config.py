@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tileloss.testing._judge import JudgeError, ask
-from tileloss.tools.config import Config, translate_old_keys
+from tileloss.tools.config import Config, overrides_tree, translate_old_keys
 
 MINIMAL = "loss: cross_entropy\nbatch_size: 1\nseq_len: 4\nvocab_size: 64\ndtype: bf16\n"
 
@@ -108,6 +108,14 @@ def test_overrides_replace_and_add() -> None:
         "fresh.deep.key",
         "made.x",
         "made.y",
+    ]
+
+
+def test_a_command_line_without_a_file_is_a_tree() -> None:
+    (a,) = overrides_tree(["a.b=1", "a.c=[2]"])["children"]
+    assert [(child["key"], child["kind"], child["origin"]) for child in a["children"]] == [
+        ("b", "scalar", "--set a.b=1"),
+        ("c", "list", "--set a.c=[2]"),
     ]
 
 

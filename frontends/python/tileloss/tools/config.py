@@ -155,7 +155,8 @@ class Config:
 
     def place(self, key: str) -> str:
         """Where a key stands, and its name: a message about it begins so."""
-        return f"{(_find(self._root, key) or self._root)['origin']}: {key}"
+        node = _find(self._root, key)
+        return f"{shown(str(self.file)) if node is None else node['origin']}: {key}"
 
     def fail(self, key: str, problem: str) -> NoReturn:
         raise ValueError(f"{self.place(key)}: {problem}")
@@ -173,7 +174,7 @@ class Config:
 
 def overrides_tree(overrides: list[str]) -> Node:
     """The tree of a command line without a file. Raises ValueError."""
-    root: Node = {"key": "", "kind": "map", "origin": "", "directory": "", "children": []}
+    root: Node = {"key": "", "kind": "map", "children": []}
     for text in overrides:
         _override(root, text)
     return root

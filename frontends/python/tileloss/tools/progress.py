@@ -48,12 +48,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line on stderr that stays there, above the bar."""
-        if self._bar is None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
             print(text, file=sys.stderr, flush=True)
-            return
-        from rich.text import Text
-
-        self._bar.console.print(Text(text), soft_wrap=True)
 
     def at(self, done: int, total: int, what: str) -> None:
         """So many of so many steps of ``what`` are done."""
