@@ -1,4 +1,4 @@
-# What `cmake --install` puts where: libraries, headers, the program, a CMake package, a pkg-config file. Everything is found from
+# What `cmake --install` puts where: libraries, headers, a CMake package, a pkg-config file. Everything is found from
 # where it lies, so that the folder can be moved. CPack packs the same files (./dev package).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -9,9 +9,8 @@ if(TARGET tileloss_cuda)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tileloss DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/cmake/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
-if(TARGET tileloss_program)
-  # It contains the library and needs no libtileloss.so beside it.
-  install(TARGETS tileloss_program)
+if(TARGET tileloss_judge)
+  install(TARGETS tileloss_judge)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE-THIRD-PARTY DESTINATION ${CMAKE_INSTALL_DOCDIR})
 endif()
 
@@ -37,7 +36,7 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
 string(CONCAT CPACK_PACKAGE_DESCRIPTION
   "Cross-entropy, log-probabilities and policy losses from the logits of a language model, with gradients,\n"
   "in one pass over the vocabulary and without scratch of its size: a library with C and C++ headers, and\n"
-  "the program tileloss, which checks the kernels against a double-precision oracle and times them.")
+  "the one that checks its kernels against a double-precision oracle and times them, for tileloss's Python package.")
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_PACKAGE_MAINTAINER "the TileLoss contributors")

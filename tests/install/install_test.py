@@ -3,7 +3,7 @@
 for all that is made here.
 
   tree                          installs, moves the folder, looks for files that are missing or know where they were built
-  program                       the installed program runs
+  judge                         the installed libtileloss_judge.so answers
   cmake C|CXX EXAMPLE           EXAMPLE, built with find_package, shared and static, prints what it prints in the build
   pkg-config C|CXX EXAMPLE      the same with pkg-config
   packages                      makes WORK/packages/*.deb and *.tar.gz; they are whole and what is in them runs
@@ -18,11 +18,31 @@ import subprocess
 import sys
 import tempfile
 
-FILES = """bin/tileloss include/tileloss/tileloss.h include/tileloss/tileloss.hpp include/tileloss/views.hpp lib/libtileloss.a
-    lib/libtileloss.so lib/cmake/tileloss/tileloss-config.cmake lib/cmake/tileloss/tileloss-config-version.cmake
-    lib/cmake/tileloss/tileloss-targets.cmake lib/pkgconfig/tileloss.pc share/doc/tileloss/LICENSE
-    share/doc/tileloss/LICENSE-THIRD-PARTY share/doc/tileloss/copyright""".split()
+FILES = """include/tileloss/tileloss.h include/tileloss/tileloss.hpp include/tileloss/views.hpp lib/libtileloss.a
+    lib/libtileloss.so lib/libtileloss_judge.so lib/cmake/tileloss/tileloss-config.cmake
+    lib/cmake/tileloss/tileloss-config-version.cmake lib/cmake/tileloss/tileloss-targets.cmake
+    lib/pkgconfig/tileloss.pc share/doc/tileloss/LICENSE share/doc/tileloss/LICENSE-THIRD-PARTY
+    share/doc/tileloss/copyright""".split()
 COMPILERS = {"C": ["cc", "-std=c11"], "CXX": ["c++", "-std=c++20"]}
+
+
+# A gradcheck by the one C function (src/judge/judge.h); prints the version in its line of results.
+ASK_JUDGE = """
+import ctypes, json, sys
+Event = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+class Answer(ctypes.Structure):
+    _fields_ = [("context", ctypes.c_void_p), ("event", Event), ("tensor", ctypes.c_void_p)]
+def node(key, text):
+    return {"key": key, "kind": "scalar", "text": text}
+sizes = {"batch_size": "1", "seq_len": "4", "vocab_size": "64", "dtype": "bf16"}
+children = [node(*each) for each in ({"loss": "cross_entropy"} | sizes).items()]
+request = {"do": "gradcheck", "name": "a check", "config": {"kind": "map", "children": children}}
+events = []
+answer = Answer(None, Event(lambda _, text: events.append(json.loads(text))), None)
+judge = ctypes.CDLL(sys.argv[1]).tileloss_judge
+assert judge(json.dumps(request).encode(), None, ctypes.c_int64(0), ctypes.byref(answer)) == 0, events
+print(events[-1]["line"]["version"])
+"""
 
 
 class Failure(Exception):
@@ -60,13 +80,10 @@ class Test:
         )
         self.prefix = self.work / "moved"
 
-    def run_program(self, root):
-        """The program of an installed tree, started as from a shell elsewhere, checks a small loss."""
-        program = root / "bin" / "tileloss"
-        version = run(program, "--version", cwd="/").strip()
-        config = self.source / "configs" / "gradcheck_ce_qwen2.5_1.5b.yaml"
-        run(program, "gradcheck", "--config", config, "--set", "seq_len=2", cwd="/")
-        return version
+    def ask_judge(self, root):
+        """The judge of an installed tree checks a small loss. The version that it names."""
+        ask = [sys.executable, "-c", ASK_JUDGE, root / "lib" / "libtileloss_judge.so"]
+        return run(*ask, cwd="/").strip()
 
     def tree(self):
         shutil.rmtree(self.work, ignore_errors=True)
@@ -83,8 +100,8 @@ class Test:
                         f"{path.relative_to(self.prefix)} names {place}",
                     )
 
-    def program(self):
-        version = self.run_program(self.prefix)
+    def judge(self):
+        version = self.ask_judge(self.prefix)
         expect(
             f'"{version}"' in (self.prefix / "include/tileloss/tileloss.h").read_text(),
             f"the header is not of version {version}",
@@ -147,7 +164,7 @@ class Test:
         )
         version = run("pkg-config", "--modversion", "tileloss", environment=environment).strip()
         expect(
-            version == run(self.prefix / "bin/tileloss", "--version").strip(),
+            version == self.ask_judge(self.prefix),
             f"tileloss.pc is of version {version}",
         )
 
@@ -161,12 +178,12 @@ class Test:
             unpacked = pathlib.Path(name)
             run("dpkg-deb", "-x", deb, unpacked)
             check_files(unpacked / "usr")
-            version = self.run_program(unpacked / "usr")
+            version = self.ask_judge(unpacked / "usr")
             (unpacked / "tar").mkdir()
             run("tar", "xzf", archive, "-C", unpacked / "tar", "--strip-components=1")
             check_files(unpacked / "tar")
             expect(
-                self.run_program(unpacked / "tar") == version, f"{archive.name} has another version"
+                self.ask_judge(unpacked / "tar") == version, f"{archive.name} has another version"
             )
         fields = {
             name: run("dpkg-deb", "-f", deb, name).strip()
@@ -195,7 +212,7 @@ def main():
     )
     for name in ("source", "build", "work"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    parser.add_argument("check", choices=["tree", "program", "cmake", "pkg-config", "packages"])
+    parser.add_argument("check", choices=["tree", "judge", "cmake", "pkg-config", "packages"])
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
     try:
