@@ -1,6 +1,6 @@
-# What the tools link, both headers alone. A missing package is named as one installs it, all of them at once, as `pip install .`
-# comes here too. Header-only fmt: libtileloss_judge.so needs the C and C++ run times alone and runs wherever it is copied to, out of
-# a wheel. (Debian has a compiled fmt as a shared library alone: see src/support/format.h.)
+# What the tools link, both as headers alone. A missing package is named as one installs it, all of them at once, as `pip install .`
+# comes here too. Header-only fmt: libtileloss_judge.so needs the C and C++ run times alone and runs wherever it is copied to, out
+# of a wheel or a package. (Debian has a compiled fmt as a shared library alone: see src/support/format.h.)
 set(missing "")
 foreach(dependency fmt=libfmt-dev nlohmann_json=nlohmann-json3-dev)
   string(REPLACE "=" ";" dependency ${dependency})
@@ -12,7 +12,7 @@ foreach(dependency fmt=libfmt-dev nlohmann_json=nlohmann-json3-dev)
   endif()
 endforeach()
 if(missing)
-  message(FATAL_ERROR "the tools of TileLoss are built with packages that are missing here. On Debian and Ubuntu install them with\n"
+  message(FATAL_ERROR "TileLoss's tools are built with packages that are missing here. On Debian and Ubuntu install them with\n"
     "    apt-get install${missing}\n"
     "-DTILELOSS_BUILD_TOOLS=OFF (pip: -C cmake.define.TILELOSS_BUILD_TOOLS=OFF) builds the library without them.\n")
 endif()
