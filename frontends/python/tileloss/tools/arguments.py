@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable
 from pathlib import Path
+
+from tileloss.tools.printable import shown
 
 
 def repeatable(parser: argparse.ArgumentParser, flag: str, metavar: str, summary: str) -> None:
@@ -29,8 +33,16 @@ def output(parser: argparse.ArgumentParser, summary: str) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help=summary)
 
 
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
+def integer(minimum: int, maximum: int) -> Callable[[str], int]:
+    """The type of an argument: a decimal number of that range."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch("-?[0-9]{1,19}", text) or not minimum <= int(text) <= maximum:
+            wish = f"expected an integer from {minimum} to {maximum}"
+            raise argparse.ArgumentTypeError(f"{wish}, got '{shown(text)}'")
+        return int(text)
+
+    return read
+
+
+count = integer(1, 10**6)  # of calls
