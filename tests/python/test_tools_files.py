@@ -187,6 +187,7 @@ def test_a_torn_last_line_is_dropped(
     assert read_results(path) == [{"a": 1}, {"b": 2}]
     capsys.readouterr()
     with ResultWriter(path) as writer:
+        assert writer.earlier == [{"a": 1}, {"b": 2}]
         writer.write({"d": 4})
     assert f"torn last line of {len(torn)} bytes" in capsys.readouterr().err
     assert path.read_text() == '{"a":1}\n{"b":2}\n{"d":4}\n'

@@ -47,6 +47,7 @@ class ResultWriter:
         self, path: Path | None, argument: str = "--output", inputs: Iterable[Path] = ()
     ) -> None:
         self._file: int | None = None
+        self.earlier: list[Line] = []  # what was there before
         if path is None:
             return
         self._path, self._name = path, shown(str(path))
@@ -118,7 +119,7 @@ class ResultWriter:
         """Drops a torn last line, or adds the newline that a whole one lacks."""
         assert self._file is not None
         text = self._path.read_bytes()
-        torn = _lines(self._path, text)[1]
+        self.earlier, torn = _lines(self._path, text)
         if torn:
             os.ftruncate(self._file, len(text) - torn)
         elif text and not text.endswith(b"\n"):
