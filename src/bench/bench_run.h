@@ -103,8 +103,6 @@ class Bench {
   // Throws ToolError (usage) for a loss that the reference does not know.
   void make_reference();
   void drop_reference() { baseline_.reset(); }
-  // value_and_grad; backward for a function without a loss.
-  tileloss_pass gradient_pass() const { return function_.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD; }
   // Throws ToolError (usage) for a pass that this function, or with `reference` the reference, does not have.
   void check_pass(tileloss_pass pass, bool reference) const;
 

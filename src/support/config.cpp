@@ -56,18 +56,9 @@ const ConfigNode* ConfigReader::find(std::string_view key) const {
   return nullptr;
 }
 
-bool ConfigReader::is_section(std::string_view key) const {
-  const ConfigNode* node = find(key);
-  return node != nullptr && node->kind == ConfigNode::Kind::kMap;
-}
-
-std::string ConfigReader::origin(std::string_view key) const {
-  const ConfigNode* node = find(key);
-  return node != nullptr ? node->origin : map_->origin;
-}
-
 void ConfigReader::fail(const std::string& key, const std::string& problem) const {
-  const std::string place = origin(key);
+  const ConfigNode* node = find(key);
+  const std::string& place = node != nullptr ? node->origin : map_->origin;
   usage_error(formatted("{}{}{}: {}", place, place.empty() ? "" : ": ", shown(path_ + key), problem));
 }
 
@@ -176,23 +167,6 @@ std::vector<std::string> ConfigReader::list(const std::string& key, const std::v
     values.push_back(item.text);
   }
   return values;
-}
-
-std::vector<ConfigNode> ConfigReader::each(const std::string& key) {
-  const ConfigNode* node = ask(key, false);
-  if (node == nullptr) return {};
-  const bool is_list = node->kind == ConfigNode::Kind::kList;
-  if (is_list && node->children.empty()) fail(key, "an empty list");
-  std::vector<ConfigNode> maps;
-  for (const ConfigNode& item : is_list ? node->children : std::vector<ConfigNode>{*node}) {
-    ConfigNode map;
-    map.origin = item.origin;
-    map.directory = item.directory;
-    map.children.push_back(item);
-    map.children.front().key = key;
-    maps.push_back(std::move(map));
-  }
-  return maps;
 }
 
 std::filesystem::path ConfigReader::path(const std::string& key, std::optional<std::filesystem::path> fallback) {

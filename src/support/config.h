@@ -45,8 +45,6 @@ class ConfigReader {
   explicit ConfigReader(const ConfigNode& map, std::string path = "");
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  bool is_section(std::string_view key) const;
-  std::string origin(std::string_view key) const;
 
   std::string text(const std::string& key, std::optional<std::string> fallback = std::nullopt);
   int64_t integer(const std::string& key, std::optional<int64_t> fallback, int64_t minimum, int64_t maximum,
@@ -56,9 +54,6 @@ class ConfigReader {
   std::string choice(const std::string& key, std::optional<std::string> fallback, const std::vector<std::string>& choices);
   std::vector<std::string> list(const std::string& key, const std::vector<std::string>& fallback,
                                 const std::vector<std::string>& choices);
-  // The items of a list, or the value that stands alone in its place, each as a map from `key` to that item, to be read by a
-  // ConfigReader of its own. None if the key is absent.
-  std::vector<ConfigNode> each(const std::string& key);
   std::filesystem::path path(const std::string& key, std::optional<std::filesystem::path> fallback = std::nullopt);
   // An absent section reads as an empty one.
   ConfigReader section(const std::string& key);

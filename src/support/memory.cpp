@@ -42,8 +42,6 @@ int64_t read_number(const char* file) {
 
 int64_t resident_bytes() { return read_kib_line("/proc/self/status", "VmRSS:"); }
 
-int64_t virtual_bytes() { return read_kib_line("/proc/self/status", "VmSize:"); }
-
 int64_t resident_file_bytes() { return read_kib_line("/proc/self/status", "RssFile:"); }
 
 int64_t peak_resident_bytes() { return read_kib_line("/proc/self/status", "VmHWM:"); }

@@ -11,8 +11,6 @@
 namespace tileloss::tools {
 
 int64_t resident_bytes();
-// Address space, as RLIMIT_AS counts it.
-int64_t virtual_bytes();
 // Of them, those that are pages of files: the code of the program and of its libraries, as far as it has run.
 int64_t resident_file_bytes();
 // The largest resident size since the start or the last reset_peak(). Where /proc/self/clear_refs is not writable the reset does

@@ -173,6 +173,17 @@ TEST(Gradcheck, TheConfigsOfEdgesPlantAndCatchWhatOthersDoNot) {
   }
 }
 
+TEST(Gradcheck, AMutantThatNothingCatchesFailsTheCheck) {
+  const GradcheckCall check(kSmall, {"mutants=true"});
+  const MutantVerdict caught{"gradient_zero", true, {"lse"}}, missed{"loss_halved", true, {}}, absent{"loss_shifted", false, {}};
+  const auto failed = [&](const std::vector<MutantVerdict>& mutants) {
+    return failures(check.config, {check.verdict, mutants, {}});
+  };
+  EXPECT_EQ(failed({caught, absent}), Sets());
+  EXPECT_EQ(failed({caught, missed}), Sets{"mutant loss_halved"});
+  EXPECT_EQ(failed({absent}), Sets{"mutants (none could be planted)"});
+}
+
 struct MutantCase {
   std::string name;
   Sets sets;

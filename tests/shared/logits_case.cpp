@@ -18,12 +18,6 @@ double as_float(double value) { return static_cast<double>(static_cast<float>(va
 
 }  // namespace
 
-tileloss_dtype abi_dtype(reference::NumberFormat format) {
-  if (format == reference::NumberFormat::kBfloat16) return TILELOSS_BFLOAT16;
-  if (format == reference::NumberFormat::kFloat16) return TILELOSS_FLOAT16;
-  return TILELOSS_FLOAT32;
-}
-
 LogitsCase::LogitsCase(const LogitsCaseSpec& spec) : LogitsCase(spec, Open{}) { seal(); }
 
 LogitsCase::LogitsCase(const LogitsCaseSpec& spec, Open) : spec_(spec) {

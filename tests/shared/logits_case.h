@@ -24,6 +24,7 @@
 
 namespace tileloss::test {
 
+using tools::abi_dtype;
 using tools::GuardBuffer;
 using tools::make_oracle_options;
 using tools::make_transform;
@@ -117,8 +118,6 @@ class LogitsCase {
 
 CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entropy_options& options);
 CheckResult check_logprobs(const LogitsCase& c, const tileloss_logprobs_options& options);
-
-tileloss_dtype abi_dtype(reference::NumberFormat format);
 
 }  // namespace tileloss::test
 

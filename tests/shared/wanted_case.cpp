@@ -1,9 +1,6 @@
 #include "tests/shared/wanted_case.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-
+#include "check/inputs/targets.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
@@ -25,12 +22,9 @@ SoftLabelCase::SoftLabelCase(const SoftLabelSpec& spec)
   for (std::int64_t i = 0; i < spec.row.rows; ++i) {
     if (row_.labels()[index(i)] == spec.row.ignore_index) continue;
     tools::Random random(spec.row.seed, tools::Stream::kWeights, i);
-    std::vector<double> weights(index(row_.valid_columns()));
-    double sum = 0;
-    for (double& w : weights) sum += w = random.next_uniform() < spec.zeros ? 0 : std::exp(2 * random.next_normal());
-    for (std::size_t j = 0; j < weights.size(); ++j) {
-      set_prob(i, static_cast<std::int64_t>(j), sum > 0 ? weights[j] / sum : 0);
-    }
+    std::vector<double> probs(index(row_.valid_columns()));
+    tools::draw_probabilities(random, spec.zeros, probs);
+    for (std::size_t j = 0; j < probs.size(); ++j) set_prob(i, static_cast<std::int64_t>(j), probs[j]);
   }
   args().target_probs = tileloss_make_matrix(probs_.data(), abi_dtype(spec.probs_format), spec.row.rows, spec.row.vocab, stride);
 }
@@ -65,29 +59,21 @@ void SparseTeacherCase::set_log_q(std::int64_t row, std::int64_t k, double value
 
 void SparseTeacherCase::make_teacher() {
   const SparseTeacherSpec& spec = spec_;
-  const std::int64_t rows = spec.row.rows, k = spec.columns, valid = row_.valid_columns();
+  const std::int64_t rows = spec.row.rows, k = spec.columns;
   const std::size_t id_bytes = spec.int32_ids ? 4 : 8;
   id_buffer_ = GuardBuffer(index(rows * k) * id_bytes, spec.row.flush);
   log_q_buffer_ = GuardBuffer(index(rows * k) * sizeof(float), spec.row.flush);
   ids_.assign(index(rows * k), -1);
   log_q_.assign(index(rows * k), 0);
-  std::vector<std::int64_t> columns(index(valid));
   for (std::int64_t i = 0; i < rows; ++i) {
     tools::Random random(spec.row.seed, tools::Stream::kWeights, i);
-    std::iota(columns.begin(), columns.end(), 0);
-    // The label and the largest logit are among them where the draw says so; the rest of the mass is the tail's.
-    const std::int64_t label = row_.labels()[index(i)];
-    if (label >= 0 && label < valid && random.next_uniform() < 0.7) std::swap(columns[0], columns[index(label)]);
-    for (std::int64_t c = 1; c < std::min(k, valid); ++c) {
-      std::swap(columns[index(c)], columns[index(c + random.next_below(valid - c))]);
-    }
-    double sum = std::exp(random.next_normal());
-    std::vector<double> scores(index(k));
-    for (double& score : scores) sum += std::exp(score = spec.teacher_std * random.next_normal());
+    tools::TargetRow drawn{
+        {}, std::vector<double>(index(k)), std::vector<std::int64_t>(index(k)), index(row_.labels()[index(i)])};
+    tools::draw_columns(random, row_.valid_columns(), spec.teacher_std, drawn);
     for (std::int64_t c = 0; c < k; ++c) {
-      if (c >= valid || (spec.has_gaps && random.next_below(5) == 0)) continue;
-      const std::int64_t id = columns[index(c)];
-      const auto log_q = static_cast<float>(scores[index(c)] - std::log(sum));
+      const std::int64_t id = drawn.ids[index(c)];
+      if (id < 0 || (spec.has_gaps && random.next_below(5) == 0)) continue;
+      const auto log_q = static_cast<float>(drawn.target[index(c)]);
       ids_[at(i, c)] = id;
       log_q_[at(i, c)] = static_cast<double>(log_q);
       log_q_buffer_.as<float>()[at(i, c)] = log_q;

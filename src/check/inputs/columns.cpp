@@ -54,26 +54,6 @@ void lay_out(const GradcheckConfig& config, const InputRows*, CheckInputs& input
   inputs.target.columns = columns;
 }
 
-// Distinct columns in any order, the label often among them; normal scores, and a share of the mass for the others.
-void draw_row(const GradcheckConfig& config, int64_t i, TargetRow& row) {
-  Random random(config.seed ^ kColumnsSeed, Stream::kWeights, i);
-  std::vector<int64_t> columns(row.logits.size());
-  std::iota(columns.begin(), columns.end(), int64_t{0});
-  const auto count = std::min(row.ids.size(), columns.size());
-  if (random.next_uniform() < 0.7) std::swap(columns[0], columns[row.label]);
-  for (size_t k = 1; k < count; ++k) {
-    const int64_t left = std::ssize(columns) - static_cast<int64_t>(k);
-    std::swap(columns[k], columns[k + static_cast<size_t>(random.next_below(left))]);
-  }
-  double sum = std::exp(random.next_normal());
-  for (size_t k = 0; k < row.ids.size(); ++k) {
-    row.ids[k] = k < count ? columns[k] : -1;
-    row.target[k] = config.teacher.logits.std * random.next_normal();
-    if (k < count) sum += std::exp(row.target[k]);
-  }
-  for (double& value : row.target) value -= std::log(sum);
-}
-
 // In rows that are not in use ids that are no columns, and NaN.
 void draw(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
   const auto columns = static_cast<size_t>(inputs.target.columns), count = static_cast<size_t>(inputs.rows) * columns;
@@ -82,11 +62,30 @@ void draw(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) 
   draw_target_rows(kSpecialRows, config.teacher.special_rows, team, inputs, [&](int64_t i, TargetRow& row) {
     row.ids.resize(columns);
     row.target.resize(columns);
-    draw_row(config, i, row);
+    Random random(config.seed ^ kColumnsSeed, Stream::kWeights, i);
+    draw_columns(random, inputs.valid, config.teacher.logits.std, row);
   });
 }
 
 }  // namespace
+
+void draw_columns(Random& random, int64_t columns, double std, TargetRow& row) {
+  std::vector<int64_t> all(static_cast<size_t>(columns));
+  std::iota(all.begin(), all.end(), int64_t{0});
+  const auto count = std::min(row.ids.size(), all.size());
+  if (row.label < all.size() && random.next_uniform() < 0.7) std::swap(all[0], all[row.label]);
+  for (size_t k = 1; k < count; ++k) {
+    const int64_t left = columns - static_cast<int64_t>(k);
+    std::swap(all[k], all[k + static_cast<size_t>(random.next_below(left))]);
+  }
+  double sum = std::exp(random.next_normal());
+  for (size_t k = 0; k < row.ids.size(); ++k) {
+    row.ids[k] = k < count ? all[k] : -1;
+    row.target[k] = std * random.next_normal();
+    if (k < count) sum += std::exp(row.target[k]);
+  }
+  for (double& value : row.target) value -= std::log(sum);
+}
 
 const OwnInputs kColumnInputs{.read_source = read_source, .lay_out = lay_out, .draw = draw};
 

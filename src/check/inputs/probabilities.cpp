@@ -52,18 +52,21 @@ void lay_out(const GradcheckConfig& config, const InputRows*, CheckInputs& input
   inputs.target.format = config.probs.format;
 }
 
-// Weights e^(2 x), some of them 0, divided by their sum.
 void draw(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs) {
   draw_target_rows(kSpecialRows, config.probs.special_rows, team, inputs, [&](int64_t i, TargetRow& row) {
     Random random(config.seed ^ kProbsSeed, Stream::kWeights, i);
-    double sum = 0;
     row.target.resize(row.logits.size());
-    for (double& q : row.target) sum += q = random.next_uniform() < config.probs.zeros ? 0 : std::exp(2 * random.next_normal());
-    for (double& q : row.target) q = sum > 0 ? q / sum : 0;
+    draw_probabilities(random, config.probs.zeros, row.target);
   });
 }
 
 }  // namespace
+
+void draw_probabilities(Random& random, double zeros, std::vector<double>& probs) {
+  double sum = 0;
+  for (double& q : probs) sum += q = random.next_uniform() < zeros ? 0 : std::exp(2 * random.next_normal());
+  for (double& q : probs) q = sum > 0 ? q / sum : 0;
+}
 
 const OwnInputs kProbabilityInputs{.read_source = read_source, .lay_out = lay_out, .draw = draw};
 

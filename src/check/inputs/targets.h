@@ -20,6 +20,12 @@ struct TargetRow {
   size_t label = 0;
 };
 
+// Probabilities of a row: weights e^(2 x), a share `zeros` of them 0, divided by their sum.
+void draw_probabilities(Random& random, double zeros, std::vector<double>& probs);
+// As many as `row` has ids: distinct columns in any order, the label often among them; normal scores of this std, and a share of
+// the mass for the others. Where there are fewer columns an id is -1.
+void draw_columns(Random& random, int64_t columns, double std, TargetRow& row);
+
 // Rows that random draws never make. Row i is an ordinary one where i is a multiple of n + 1, n of them asked for; else it is the
 // next of them.
 struct SpecialRow {
