@@ -61,9 +61,12 @@ def test_a_checkpoint_on_a_text_passes_and_its_mutants_are_caught(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no tensor goes to a file
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     output = tmp_path / "r.jsonl"
     assert gradcheck(TINY, f"level={level}", f"loss={loss}", f"output={output}") == 0
+    files = [path for path in temporary.rglob("*") if path.is_file()]
+    assert files == []  # no tensor goes to one
     line = result(output)
     out = capfd.readouterr().out
     assert "; ../tests/data/qwen2-tiny-cut; seed 0\n" in out
