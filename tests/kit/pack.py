@@ -59,9 +59,9 @@ def pack(build: Path, cuda: Path, peers: Path | None, output: Path) -> None:
         target = output / destination
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["strip", "-o", target, binary], check=True)
-    # Its name in the XLA handler; api_test looks for the CUDA library in a lib beside its folder.
+    # Its name in the XLA handler; api_test looks for the CUDA library beside itself.
     (output / "site/tileloss/lib/libtileloss.so.0").symlink_to("libtileloss.so")
-    (output / "lib").symlink_to("site/tileloss/lib")
+    (output / "bin/libtileloss_cuda.so").symlink_to("../site/tileloss/lib/libtileloss_cuda.so")
     if peers is not None:
         shutil.copy(peers, output / "peers.tar.xz")
     state = " with changes" if git("status", "--porcelain") else ""
