@@ -1,6 +1,5 @@
-# Cross compilation for 64-bit ARM with Debian's g++-aarch64-linux-gnu; what is built runs under qemu-user. The program and the
-# tests link arm64's fmt, GoogleTest and yaml-cpp, which ./dev unpacks into TILELOSS_ARM64: Debian cannot install yaml-cpp for two
-# machines side by side.
+# Cross compilation for 64-bit ARM with Debian's g++-aarch64-linux-gnu; what is built runs under qemu-user. The tests
+# link arm64's fmt and GoogleTest, which ./dev unpacks into TILELOSS_ARM64.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
