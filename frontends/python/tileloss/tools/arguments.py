@@ -43,3 +43,6 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+count = integer(1, 10**6)  # of calls
