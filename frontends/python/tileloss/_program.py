@@ -11,7 +11,9 @@ from tileloss.tools import command
 
 def main() -> NoReturn:
     signal.signal(signal.SIGTERM, command.terminate)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs begin without it
     _open_standard_streams()
     sys.exit(command.run(sys.argv[1:]))
 
