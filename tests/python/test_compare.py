@@ -231,7 +231,7 @@ def test_bad_usage_names_what_is_wrong(
     monkeypatch.setattr(program, "use_threads", lambda count: None)  # this process keeps its own
     for options, message in (
         (("--only=nobody/*",), "no contestant matches"),
-        (("--rounds=0",), "expected at least 1, got 0"),
+        (("--rounds=0",), "expected an integer from 1 to 1000000"),
         (("--page=page.md", "--only=grpo/*"), "leave out --only"),
         (("--output=/dev/full",), "--output: expected a regular file, got /dev/full, a device"),
         (("--json=x", "--output=./x"), "expected different files, got one twice"),

@@ -105,7 +105,7 @@ class SweepProblem:
         return RowState(
             max=m,
             sum=np.where(of_label, 0, e).sum(axis=1),
-            target=self.z[rows, label],
+            label_logit=self.z[rows, label],
             entropy_sum=(shifted * e).sum(axis=1) if sums.entropy_sum else None,
             collision_sum=(e * e).sum(axis=1) if sums.collision_sum else None,
             smoothing_sum=(self.c * shifted).sum(axis=1) if sums.smoothing_sum else None,
