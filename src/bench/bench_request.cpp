@@ -12,8 +12,6 @@
 namespace tileloss::tools {
 namespace {
 
-// Keeps rows * columns * 8 bytes far from overflow.
-constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxCalls = 1'000'000;
 
 reference::NumberFormat read_dtype(ConfigReader& reader, const char* key, const char* fallback) {
@@ -29,12 +27,7 @@ int64_t read_workspace(ConfigReader& reader) {
 
 void read_kernel(ConfigReader& reader, BenchSettings& out) {
   out.device = read_device(reader);
-  out.kernel.isa = reader.choice("isa", out.kernel.isa, isa_names());
-  out.kernel.schedule = reader.choice("schedule", out.kernel.schedule, schedule_names());
-  out.kernel.threads = reader.integer("threads", 0, 0, kMaxThreads);
-  out.kernel.row_block = reader.integer("row_block", 0, 0, kMaxCount);
-  out.kernel.vocab_block = reader.integer("vocab_block", 0, 0, kMaxCount);
-  out.kernel.cuda_kernel = reader.choice("cuda_kernel", out.kernel.cuda_kernel, cuda_kernel_names());
+  out.kernel = read_hints(reader);
   out.kernel.workspace_bytes = read_workspace(reader);
 }
 
@@ -57,6 +50,8 @@ void read_passes(ConfigReader& reader, const Function& function, BenchRequest& o
     return;
   }
   const tileloss_pass pass = parse_pass(reader.choice("pass", std::nullopt, pass_names()));
+  if (out.reference && pass == TILELOSS_BACKWARD && function.is_loss())
+    reader.fail("impl", "the reference has no backward from a row state; use --impl kernel");
   out.passes = {pass == TILELOSS_VALUE_AND_GRAD ? gradient : pass};  // a function without a loss has its gradient from a backward
 }
 

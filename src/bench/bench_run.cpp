@@ -33,10 +33,6 @@ void check_preset(const std::string& preset, const Function& function) {
 // Options stand in --set as in a config file.
 Function make_function(const BenchSettings& settings) {
   Function function(settings.loss);
-  const std::vector<std::string> timed = timed_functions();
-  if (std::find(timed.begin(), timed.end(), settings.loss) == timed.end()) {
-    throw ToolError(kExitUsage, formatted("loss: expected one that is timed, {}, got {}", fmt::join(timed, ", "), settings.loss));
-  }
   ConfigNode options = settings.options;
   if (!settings.preset.empty()) {
     check_preset(settings.preset, function);
@@ -261,16 +257,6 @@ void Bench::save_row_state() {
   tileloss_args args = make_args(TILELOSS_FORWARD);
   set_row_state(args);
   call(function_, TILELOSS_FORWARD, args, make_plan(function_, TILELOSS_FORWARD, args, hints(TILELOSS_FORWARD)));
-}
-
-void Bench::check_pass(tileloss_pass pass, bool reference) const {
-  if (pass == TILELOSS_VALUE_AND_GRAD && !function_.is_loss()) {
-    throw ToolError(kExitUsage,
-                    formatted("--pass: expected forward or backward, as {} is no loss, got value_and_grad", function_.name()));
-  }
-  if (reference && pass == TILELOSS_BACKWARD && function_.is_loss()) {
-    throw ToolError(kExitUsage, "--impl: the reference has no backward from a row state; use --impl kernel");
-  }
 }
 
 // The stash and recompute schedules exist for value_and_grad only.

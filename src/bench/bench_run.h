@@ -103,8 +103,6 @@ class Bench {
   // Throws ToolError (usage) for a loss that the reference does not know.
   void make_reference();
   void drop_reference() { baseline_.reset(); }
-  // Throws ToolError (usage) for a pass that this function, or with `reference` the reference, does not have.
-  void check_pass(tileloss_pass pass, bool reference) const;
 
   // On these buffers, with as many threads as the kernel has.
   Roofs measure_roofs();

@@ -13,9 +13,6 @@
 namespace tileloss::tools {
 namespace {
 
-// Keeps rows * columns * 8 bytes far from overflow.
-constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
-
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
 
@@ -73,12 +70,7 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
 
 void read_kernel(ConfigReader kernel, GradcheckConfig& out) {
   out.device = read_device(kernel);
-  out.kernel.isa = kernel.choice("isa", out.kernel.isa, isa_names());
-  out.kernel.schedule = kernel.choice("schedule", out.kernel.schedule, schedule_names());
-  out.kernel.threads = kernel.integer("threads", 0, 0, kMaxThreads);
-  out.kernel.row_block = kernel.integer("row_block", 0, 0, kMaxCount);
-  out.kernel.vocab_block = kernel.integer("vocab_block", 0, 0, kMaxCount);
-  out.kernel.cuda_kernel = kernel.choice("cuda_kernel", out.kernel.cuda_kernel, cuda_kernel_names());
+  out.kernel = read_hints(kernel);
   if (out.kernel.cuda_kernel != "auto" && !out.device.has_kernels(out.is_linear()))
     kernel.fail("cuda_kernel", "expected auto where the device is cpu or the level linear, got " + out.kernel.cuda_kernel);
   out.kernel.workspace_bytes = out.is_linear() ? kernel.integer("workspace_bytes", 0, 0, int64_t{1} << 50) : 0;

@@ -25,7 +25,6 @@ int request_bench(Request& request) {
   if (!request.json.value("roofs", true)) return time_alone(request, asked);
   if (!asked.settings.device.is_cpu()) (void)asked.settings.device.memory();  // before anything is allocated
   Bench bench(asked.settings);
-  for (const tileloss_pass pass : asked.passes) bench.check_pass(pass, asked.reference);
   BenchReport report;
   const auto tell = [&](const Timing& timing) {
     Json line = {{"tool", "bench"}, {"version", tileloss_version()}};

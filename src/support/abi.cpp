@@ -314,6 +314,17 @@ tileloss_plan_options KernelHints::plan_options() const {
   return options;
 }
 
+KernelHints read_hints(ConfigReader& config) {
+  KernelHints hints;
+  hints.isa = config.choice("isa", hints.isa, isa_names());
+  hints.schedule = config.choice("schedule", hints.schedule, schedule_names());
+  hints.threads = config.integer("threads", 0, 0, kMaxThreads);
+  hints.row_block = config.integer("row_block", 0, 0, kMaxCount);
+  hints.vocab_block = config.integer("vocab_block", 0, 0, kMaxCount);
+  hints.cuda_kernel = config.choice("cuda_kernel", hints.cuda_kernel, cuda_kernel_names());
+  return hints;
+}
+
 tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelHints& hints) {
   const tileloss_plan_options options = hints.plan_options();
   tileloss_plan plan;

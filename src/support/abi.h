@@ -106,6 +106,8 @@ std::vector<std::string> cuda_kernel_names();
 
 // More the library refuses.
 inline constexpr int64_t kMaxThreads = 1024;
+// Of rows, of columns, of a block of them: their product times 8 bytes is far from overflow.
+inline constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
 
 // What --isa, --threads, ... and the config's kernel section ask of the planner; of a GPU's all but isa and threads.
 struct KernelHints {
@@ -120,6 +122,9 @@ struct KernelHints {
 
   tileloss_plan_options plan_options() const;
 };
+
+// The keys isa, schedule, threads, row_block, vocab_block and cuda_kernel, which every tool has under these names.
+KernelHints read_hints(ConfigReader& config);
 
 tileloss_plan make_plan(const Function& function, tileloss_pass pass, const tileloss_args& args, const KernelHints& hints);
 void call(const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
