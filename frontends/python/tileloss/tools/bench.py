@@ -4,7 +4,6 @@ forward, value and gradient, and the same with donated operands, jitted."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tileloss._core.library import lib
 from tileloss.testing._judge import Event, JudgeError, ask
 from tileloss.tools import arguments
 from tileloss.tools.config import overrides_tree
-from tileloss.tools.printable import print_columns
+from tileloss.tools.printable import compact, print_columns, print_options
 from tileloss.tools.requests import run_request
 from tileloss.tools.results import ResultWriter
 
@@ -227,7 +226,7 @@ def _add_roofs(line: Line, gradient: Line, forward_roof: float) -> None:
 
 def _print_json(lines: list[Line]) -> None:
     for line in lines:
-        print(json.dumps(line, separators=(",", ":")))
+        print(compact(line))
 
 
 def _print_run(case: Line, lines: list[Line], roofs: str, options: argparse.Namespace) -> None:
@@ -278,8 +277,7 @@ def _print_case(line: Line, shape: str, where: str) -> None:
     ways += ", with entropy" * line.get("entropy", False)
     calls = f"{line['iters']} iterations after {line['warmup']}"
     print(f"{name} {shape} {line['dtype']}{ways}, {where}, {calls}")
-    if line["options"]:
-        print(f"options {json.dumps(line['options'], separators=(',', ':'))}")
+    print_options(line["options"])
 
 
 def _print_passes(lines: list[Line]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ import tileloss
 from tileloss.testing._judge import Answer, Crashed, Event, Tensors, ask
 from tileloss.tools import trackers
 from tileloss.tools.config import Config, translate_old_keys
-from tileloss.tools.printable import escaped, print_columns
+from tileloss.tools.printable import compact, escaped, print_columns, print_options
 from tileloss.tools.progress import Progress
-from tileloss.tools.requests import run_request
+from tileloss.tools.requests import run_request, shown_progress
 from tileloss.tools.results import ResultWriter
 
 PASS, FAILED = 0, 1
@@ -85,13 +84,8 @@ class Job:
 
     def draw(self) -> Answer:
         """The case's inputs, in this process: they are not copied from another."""
-        with Progress("draw", quiet=self.is_quiet) as progress:
-
-            def tell(event: Event) -> None:
-                if event["event"] == "progress":
-                    progress.at(event["done"], event["total"], event["work"])
-
-            return ask(self._request("draw"), self._files, told=tell)
+        with shown_progress("draw", is_quiet=self.is_quiet) as told:
+            return ask(self._request("draw"), self._files, told=told)
 
     def check(self, do: str, **more: Any) -> int:
         """The exit code of the request "gradcheck" or "trace": of the kernels, which may crash."""
@@ -146,8 +140,7 @@ class Job:
             f"{tool} {escaped(str(self.config.file))}: {case['loss']}{preset} [{', '.join(shape)}] {case['dtype']}"
             f"{', in place' if case['in_place'] else ''}; {source}; seed {case['seed']}"
         )
-        if case["options"]:
-            print("options", _json(case["options"]))
+        print_options(case["options"])
 
     def _finish(self, result: Event) -> int:
         line: dict[str, Any] = {}
@@ -246,8 +239,4 @@ def _shown(value: Any, how: str = ".6g") -> str:
         return "not finite"
     if isinstance(value, float):
         return format(value, how)
-    return value if isinstance(value, str) else _json(value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return value if isinstance(value, str) else compact(value)

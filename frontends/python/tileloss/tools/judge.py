@@ -11,7 +11,7 @@ from tileloss.tools import arguments
 from tileloss.tools.case_file import read_tensors, write_tensors
 from tileloss.tools.checks import PASS, Job
 from tileloss.tools.files import output_place
-from tileloss.tools.printable import escaped, print_columns
+from tileloss.tools.printable import escaped, print_columns, print_options
 
 _FOOTER = """\
 The config is gradcheck's; what concerns the library's own kernels (the section kernel, head_layout, mutants, strict) has
@@ -69,8 +69,7 @@ def _write_inputs(job: Job, path: Path) -> int:
     case = drawn.event("case")["case"]
     write_tensors(place, drawn.tensors, {"case": json.dumps(case)})
     print(f"judge {escaped(str(job.config.file))}: {case['function']}")
-    if case["options"]:
-        print(f"options {json.dumps(case['options'], separators=(',', ':'))}")
+    print_options(case["options"])
     print()
     rows = [[name, str(x.dtype), str(list(x.shape))] for name, x in drawn.tensors.items()]
     print_columns(["tensor", "dtype", "shape"], rows)

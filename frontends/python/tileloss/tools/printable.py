@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 # C0, DEL, C1; line and paragraph separators, directional marks, overrides and isolates; halves of surrogate pairs.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")  # fmt: skip
@@ -38,6 +40,17 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
         return ""
     near = difflib.get_close_matches(given, list(known), 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def compact(value: Any) -> str:
+    """JSON in one line."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def print_options(options: Mapping[str, Any]) -> None:
+    """Of a loss, those that are not at their defaults; nothing if there are none."""
+    if options:
+        print("options", compact(options))
 
 
 def print_columns(

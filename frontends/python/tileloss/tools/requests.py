@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tileloss.testing._judge import Answer, Crashed, Event, Tensors, Told, ask_apart
 from tileloss.tools.case_file import check_whole
 from tileloss.tools.progress import Progress
+
+
+@contextmanager
+def shown_progress(work: str, told: Told | None = None, *, is_quiet: bool) -> Iterator[Told]:
+    """What is to be told of a request's events: shows progress on stderr, and hands every other event to ``told``."""
+    with Progress(work, quiet=is_quiet) as progress:
+
+        def on_event(event: Event) -> None:
+            if event["event"] == "progress":
+                progress.at(event["done"], event["total"], event["work"])
+            elif told is not None:
+                told(event)
+
+        yield on_event
 
 
 def run_request(
@@ -25,14 +40,7 @@ def run_request(
 
     Raises JudgeError, Crashed, TimeoutError; OSError where a file was cut while it was read.
     """
-    with Progress(str(request["do"]), quiet=is_quiet) as progress:
-
-        def on_event(event: Event) -> None:
-            if event["event"] == "progress":
-                progress.at(event["done"], event["total"], event["work"])
-            elif told is not None:
-                told(event)
-
+    with shown_progress(str(request["do"]), told, is_quiet=is_quiet) as on_event:
         try:
             return ask_apart(request, files, outputs, on_event, before, seconds)
         except Crashed as crash:
