@@ -11,9 +11,8 @@ from tileloss.tools import command
 
 def main() -> NoReturn:
     signal.signal(signal.SIGTERM, command.terminate)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs begin without it
+    # A shell's background jobs begin without it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_standard_streams()
     sys.exit(command.run(sys.argv[1:]))
 

@@ -51,6 +51,7 @@ DTYPES = {
 }
 _LENGTH = struct.Struct("<q")  # of a message of the child's
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_PR_SET_PDEATHSIG = 1
 
 
 class _Tensor(ctypes.Structure):
@@ -183,6 +184,11 @@ def ask_apart(
     raise Crashed(f"exit code {code}", None)
 
 
+def end_with_parent() -> None:
+    """In a child: whatever ends its parent kills it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _be_the_child(
     request: Mapping[str, Any],
     files: Mapping[str, Tensors] | None,
@@ -193,7 +199,7 @@ def _be_the_child(
     parent: int,
 ) -> NoReturn:
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        end_with_parent()
         if os.getppid() != parent:
             os._exit(70)  # it was too late
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle

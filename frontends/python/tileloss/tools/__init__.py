@@ -14,7 +14,7 @@ report/         a page of result lines
 
 config.py       the one reader of configs
 requests.py     requests to libtileloss_judge.so, in a process of their own
-children.py     what child processes are not to have, and when they end
+children.py     what child processes are not to have
 results.py      the one reader and writer of result files
 files.py        where an output may go, and whole files
 printable.py    text from outside as messages show it; tables; "did you mean"
