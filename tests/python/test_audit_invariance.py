@@ -31,9 +31,7 @@ def measure(name: str) -> dict[Key, dict[str, Any]]:
 
 
 def test_the_documents_command_finds_what_the_kernels_promise(tmp_path: Path) -> None:
-    commands = re.findall(
-        r"^python -m tileloss (audit --invariance.*)$", DOCUMENT.read_text(), re.M
-    )
+    commands = re.findall(r"^\./dev (audit --invariance.*)$", DOCUMENT.read_text(), re.M)
     assert commands == ["audit --invariance --impl tileloss-torch"]
     output = tmp_path / "results.jsonl"
     assert run([*commands[0].split(), f"--output={output}"]) == 0
