@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/bench_report.h"
 #include "judge/requests.h"
+#include "roofs/bench_report.h"
 #include "support/exit_codes.h"
 
 namespace tileloss::tools {

@@ -6,13 +6,13 @@
 #include <string>
 #include <utility>
 
-#include "check/gradcheck_config.h"
-#include "check/gradcheck_report.h"
-#include "check/gradcheck_run.h"
-#include "check/inputs/case_files.h"
-#include "check/judge/mutants.h"
-#include "check/row_trace.h"
+#include "judge/gates/mutants.h"
+#include "judge/gradcheck_config.h"
+#include "judge/gradcheck_report.h"
+#include "judge/gradcheck_run.h"
+#include "judge/inputs/case_files.h"
 #include "judge/requests.h"
+#include "judge/row_trace.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"
@@ -49,7 +49,7 @@ void tell_case(const Request& request, const GradcheckConfig& config, const Chec
       {"batch_size", inputs.batch_size},
       {"seq_len", inputs.seq_len},
       {"vocab_size", inputs.cols},
-      {"dtype", reference::format_info(inputs.format).name},
+      {"dtype", oracle::format_info(inputs.format).name},
       {"in_place", config.in_place},
       {"source", config.source.is_file ? shown(config.source.path.string()) : "synthetic, " + config.source.distribution},
       {"seed", config.seed}};

@@ -10,9 +10,9 @@
 
 #include "backends/backend.h"
 #include "backends/cpu/isa/isa.h"
-#include "bench/matmul_roof.h"
-#include "bench/roofs.h"
 #include "judge/requests.h"
+#include "roofs/matmul_roof.h"
+#include "roofs/roofs.h"
 #include "support/abi.h"
 #include "support/cpu_model.h"
 #include "support/exit_codes.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "judge/requests.h"
-#include "reference/number_formats.h"
+#include "oracle/number_formats.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/printable.h"

@@ -17,7 +17,7 @@ namespace tileloss::tools {
 namespace {
 
 using impl::cuda::kKernelNames;
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 constexpr std::array<std::pair<const char*, NumberFormat>, 7> kDtypes = {{{"bf16", NumberFormat::kBfloat16},
                                                                           {"bfloat16", NumberFormat::kBfloat16},

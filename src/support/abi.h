@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/number_formats.h"
+#include "oracle/number_formats.h"
 #include "support/config.h"
 #include "support/exit_codes.h"
 #include "support/json.h"
@@ -97,8 +97,8 @@ std::vector<std::string> split(std::string_view text, char separator);
 
 // Names a user may give ("bf16", "bfloat16", ...) and what they stand for.
 std::vector<std::string> dtype_names();
-reference::NumberFormat parse_dtype(std::string_view name);
-tileloss_dtype abi_dtype(reference::NumberFormat format);
+oracle::NumberFormat parse_dtype(std::string_view name);
+tileloss_dtype abi_dtype(oracle::NumberFormat format);
 
 std::vector<std::string> isa_names();
 std::vector<std::string> schedule_names();

@@ -17,8 +17,8 @@ void copy(const From& from, To& to) {
 }
 
 template <class From>
-reference::DistillationOptions rows_of(const From& from) {
-  reference::DistillationOptions to;
+oracle::DistillationOptions rows_of(const From& from) {
+  oracle::DistillationOptions to;
   to.student = make_transform(from.logit);
   to.ignore_index = from.logit.ignore_index;
   return to;
@@ -26,8 +26,8 @@ reference::DistillationOptions rows_of(const From& from) {
 
 }  // namespace
 
-reference::Transform make_transform(const tileloss_logit_options& from) {
-  reference::Transform to;
+oracle::Transform make_transform(const tileloss_logit_options& from) {
+  oracle::Transform to;
   copy(from.logit_scale, to.logit_scale);
   copy(from.softcap, to.softcap);
   copy(from.temperature, to.temperature);
@@ -35,8 +35,8 @@ reference::Transform make_transform(const tileloss_logit_options& from) {
   return to;
 }
 
-reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& from) {
-  reference::CrossEntropyOptions to;
+oracle::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& from) {
+  oracle::CrossEntropyOptions to;
   to.transform = make_transform(from.logit);
   to.ignore_index = from.logit.ignore_index;
   // generated: copies of cross_entropy
@@ -48,8 +48,8 @@ reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_
   return to;
 }
 
-reference::PolicyOptions make_oracle_options(const tileloss_policy_loss_options& from, std::int64_t sequence_length) {
-  reference::PolicyOptions to;
+oracle::PolicyOptions make_oracle_options(const tileloss_policy_loss_options& from, std::int64_t sequence_length) {
+  oracle::PolicyOptions to;
   // generated: copies of policy_loss but max_length
   copy(from.kind, to.kind);
   copy(from.ratio_level, to.ratio_level);
@@ -88,8 +88,8 @@ reference::PolicyOptions make_oracle_options(const tileloss_policy_loss_options&
   return to;
 }
 
-reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& from) {
-  reference::DistillationOptions to = rows_of(from);
+oracle::DistillationOptions make_oracle_options(const tileloss_distillation_options& from) {
+  oracle::DistillationOptions to = rows_of(from);
   // generated: copies of distillation but teacher_logit_scale, teacher_softcap, teacher_temperature
   copy(from.divergence, to.divergence);
   copy(from.reduction, to.reduction);
@@ -106,8 +106,8 @@ reference::DistillationOptions make_oracle_options(const tileloss_distillation_o
   return to;
 }
 
-reference::DistillationOptions make_oracle_options(const tileloss_sparse_distillation_options& from) {
-  reference::DistillationOptions to = rows_of(from);
+oracle::DistillationOptions make_oracle_options(const tileloss_sparse_distillation_options& from) {
+  oracle::DistillationOptions to = rows_of(from);
   // generated: copies of sparse_distillation but tail
   copy(from.divergence, to.divergence);
   copy(from.reduction, to.reduction);
@@ -121,8 +121,8 @@ reference::DistillationOptions make_oracle_options(const tileloss_sparse_distill
   return to;
 }
 
-reference::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from) {
-  reference::DistillationOptions to = rows_of(from);
+oracle::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from) {
+  oracle::DistillationOptions to = rows_of(from);
   // generated: copies of soft_cross_entropy but label_smoothing
   copy(from.num_items, to.num_items);
   copy(from.reduction, to.reduction);

@@ -6,21 +6,21 @@
 
 #include <cstdint>
 
-#include "reference/distillation.h"
-#include "reference/oracle.h"
-#include "reference/policy.h"
+#include "oracle/distillation.h"
+#include "oracle/oracle.h"
+#include "oracle/policy.h"
 
 namespace tileloss::tools {
 
-reference::Transform make_transform(const tileloss_logit_options& from);
-reference::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& from);
+oracle::Transform make_transform(const tileloss_logit_options& from);
+oracle::CrossEntropyOptions make_oracle_options(const tileloss_cross_entropy_options& from);
 // `sequence_length`: of a [B,T] batch, 0 if there is none. max_length falls back to it.
-reference::PolicyOptions make_oracle_options(const tileloss_policy_loss_options& from, std::int64_t sequence_length);
-reference::DistillationOptions make_oracle_options(const tileloss_distillation_options& from);
+oracle::PolicyOptions make_oracle_options(const tileloss_policy_loss_options& from, std::int64_t sequence_length);
+oracle::DistillationOptions make_oracle_options(const tileloss_distillation_options& from);
 // Without the tail.
-reference::DistillationOptions make_oracle_options(const tileloss_sparse_distillation_options& from);
+oracle::DistillationOptions make_oracle_options(const tileloss_sparse_distillation_options& from);
 // Weights and reductions, which are a distillation's without a divergence.
-reference::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from);
+oracle::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from);
 
 }  // namespace tileloss::tools
 

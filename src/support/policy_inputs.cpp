@@ -10,7 +10,7 @@
 namespace tileloss::tools {
 namespace {
 
-using reference::PolicyOptions;
+using oracle::PolicyOptions;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int kMaxRedraws = 100;
@@ -103,14 +103,14 @@ void draw_policy_logps(const PolicyDraw& draw, const PolicyOptions& options, std
     }
     const std::vector<double> old_logp = widen(tensors.old_logp), ref_logp = widen(tensors.ref_logp),
                               sampler_logp = widen(tensors.sampler_logp);
-    reference::PolicyInputs inputs;
+    oracle::PolicyInputs inputs;
     inputs.used = used;
     inputs.offsets = tensors.offsets;
     inputs.advantages = advantages;
     inputs.old_logp = old_logp;
     inputs.ref_logp = ref_logp;
     inputs.sampler_logp = sampler_logp;
-    const reference::PolicyResult result = policy_loss(options, inputs, logp, entropy);
+    const oracle::PolicyResult result = policy_loss(options, inputs, logp, entropy);
     for (size_t i = 0; i < redraw.size(); ++i) redraw[i] = result.margin[i] < kClearMargin ? 1 : 0;
     const auto unclear = std::find(redraw.begin(), redraw.end(), 1);
     if (unclear == redraw.end()) return;

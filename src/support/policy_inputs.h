@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "reference/policy.h"
+#include "oracle/policy.h"
 
 namespace tileloss::tools {
 
@@ -60,7 +60,7 @@ constexpr double kClearMargin = 2e-5;
 
 // Redraws rows until they are clear of every decision. Throws ToolError (usage) if some cannot be made so: where an entropy lies
 // on the threshold.
-void draw_policy_logps(const PolicyDraw& draw, const reference::PolicyOptions& options, std::span<const uint8_t> used,
+void draw_policy_logps(const PolicyDraw& draw, const oracle::PolicyOptions& options, std::span<const uint8_t> used,
                        std::span<const RowSummary> rows, PolicyTensors& tensors);
 
 // The quantile next to `wanted` whose threshold lies halfway between two entropies that are 4 margins apart.

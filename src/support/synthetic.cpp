@@ -7,7 +7,7 @@
 namespace tileloss::tools {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15ULL;
 
@@ -35,7 +35,7 @@ double normal_from(std::uint64_t first, std::uint64_t second) {
 
 double uniform_from(std::uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 
-// bfloat16 of a finite value by way of float32's bits: four times as fast as reference::encode. The two roundings are of random
+// bfloat16 of a finite value by way of float32's bits: four times as fast as oracle::encode. The two roundings are of random
 // numbers: only their distribution matters, and 2^-16 of them are affected by half a step.
 std::uint16_t quick_bfloat16(double value) {
   const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
@@ -117,11 +117,11 @@ void fill_logits_row(const LogitsSpec& spec, std::uint64_t seed, std::int64_t ro
     auto* values = static_cast<std::uint16_t*>(out);
     for (std::int64_t j = 0; j < cols; ++j) values[j] = quick_bfloat16(draw(j));
   } else {
-    for (std::int64_t j = 0; j < cols; ++j) reference::encode_at(format, out, j, draw(j));
+    for (std::int64_t j = 0; j < cols; ++j) oracle::encode_at(format, out, j, draw(j));
   }
   const auto raise = [&](std::int64_t column, double height) {
     if (column < 0 || column >= cols || height == 0.0) return;
-    reference::encode_at(format, out, column, reference::decode_at(format, out, column) + height);
+    oracle::encode_at(format, out, column, oracle::decode_at(format, out, column) + height);
   };
   raise(spike_column(spec, cols), spec.spike_height);
   raise(label, spec.label_boost);

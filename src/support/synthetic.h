@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/number_formats.h"
+#include "oracle/number_formats.h"
 
 namespace tileloss::tools {
 
@@ -71,7 +71,7 @@ std::span<const std::string_view> distribution_names();
 
 // Row `row` in the format, rounded to nearest even. `label` may be -1 (no boost).
 void fill_logits_row(const LogitsSpec& spec, std::uint64_t seed, std::int64_t row, std::int64_t label,
-                     reference::NumberFormat format, void* out, std::int64_t cols);
+                     oracle::NumberFormat format, void* out, std::int64_t cols);
 
 struct LabelsSpec {
   std::int64_t vocab = 1;

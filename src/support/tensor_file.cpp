@@ -47,19 +47,19 @@ void TensorFile::refuse(const StoredTensor& tensor, const std::string& problem) 
 
 std::string shape_text(const std::vector<int64_t>& shape) { return formatted("[{}]", fmt::join(shape, ", ")); }
 
-reference::NumberFormat number_format(const TensorFile& file, const StoredTensor& tensor) {
-  using reference::NumberFormat;
+oracle::NumberFormat number_format(const TensorFile& file, const StoredTensor& tensor) {
+  using oracle::NumberFormat;
   for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat16, NumberFormat::kFloat32}) {
     if (tensor.dtype == dtype_name(format)) return format;
   }
   file.refuse(tensor, formatted("expected BF16, F16 or F32, got {}", tensor.dtype));
 }
 
-const char* dtype_name(reference::NumberFormat format) {
+const char* dtype_name(oracle::NumberFormat format) {
   switch (format) {
-    case reference::NumberFormat::kBfloat16: return "BF16";
-    case reference::NumberFormat::kFloat16: return "F16";
-    case reference::NumberFormat::kFloat32: break;
+    case oracle::NumberFormat::kBfloat16: return "BF16";
+    case oracle::NumberFormat::kFloat16: return "F16";
+    case oracle::NumberFormat::kFloat32: break;
   }
   return "F32";
 }

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/number_formats.h"
+#include "oracle/number_formats.h"
 
 namespace tileloss::tools {
 
@@ -47,9 +47,9 @@ class TensorFile {
 };
 
 // Of a tensor of BF16, F16 or F32; refuses others.
-reference::NumberFormat number_format(const TensorFile& file, const StoredTensor& tensor);
+oracle::NumberFormat number_format(const TensorFile& file, const StoredTensor& tensor);
 // "BF16", "F16", "F32".
-const char* dtype_name(reference::NumberFormat format);
+const char* dtype_name(oracle::NumberFormat format);
 std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 40]"
 
 }  // namespace tileloss::tools

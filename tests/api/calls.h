@@ -38,8 +38,8 @@ inline constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILE
 inline constexpr tileloss_reduction kReductions[] = {TILELOSS_REDUCTION_NONE, TILELOSS_REDUCTION_SUM, TILELOSS_REDUCTION_MEAN};
 
 // Of a test of every storage type: INSTANTIATE_TEST_SUITE_P(Formats, Name, testing::ValuesIn(kFormats), format_name).
-inline std::string format_name(const testing::TestParamInfo<reference::NumberFormat>& format) {
-  return reference::format_info(format.param).name;
+inline std::string format_name(const testing::TestParamInfo<oracle::NumberFormat>& format) {
+  return oracle::format_info(format.param).name;
 }
 
 // Options that select different loops: smoothing's sum, a softcap that logits reach and one far from them, a scale.
@@ -93,7 +93,7 @@ tileloss_matrix view(Array& values, std::int64_t rows, std::int64_t cols) {
 
 // What the suites of plans and of their workspaces plan: more rows than a row block, more columns than a tile.
 inline LogitsCaseSpec spec_of_plans() {
-  return {.rows = 40, .vocab = 3000, .format = reference::NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
+  return {.rows = 40, .vocab = 3000, .format = oracle::NumberFormat::kBfloat16, .ignore_prob = 0.2, .extra_outputs = true};
 }
 
 // A plan, which must succeed.

@@ -16,7 +16,7 @@ namespace {
 constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_AUTO, TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE,
                                             TILELOSS_SCHEDULE_SWEEPS};
 
-class Determinism : public testing::TestWithParam<reference::NumberFormat> {
+class Determinism : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   static LogitsCaseSpec spec(std::int64_t rows, std::int64_t vocab) {
     return {.rows = rows, .vocab = vocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true};
@@ -33,7 +33,7 @@ class Determinism : public testing::TestWithParam<reference::NumberFormat> {
     }
     tileloss_matrix m = a.dlogits;
     m.data = static_cast<unsigned char*>(m.data) +
-             static_cast<std::size_t>(row * m.row_stride) * reference::format_info(GetParam()).bytes;
+             static_cast<std::size_t>(row * m.row_stride) * oracle::format_info(GetParam()).bytes;
     m.rows = 1;
     const auto part = bytes_of(m);
     all.insert(all.end(), part.begin(), part.end());
@@ -61,7 +61,7 @@ TEST_P(Determinism, ARowDoesNotDependOnTheOthersOrOnItsPlace) {
   LogitsCase c(spec(kRows, kVocab));
   ASSERT_TRUE(runs_value_and_grad(c, options()));
   // Row i of the shuffled matrix is row (67 i + 5) mod 200; 67 and 200 have no common divisor.
-  const std::size_t row_bytes = kVocab * reference::format_info(GetParam()).bytes;
+  const std::size_t row_bytes = kVocab * oracle::format_info(GetParam()).bytes;
   std::vector<unsigned char> shuffled(kRows * row_bytes), gradient(kRows * row_bytes);
   std::vector<std::int64_t> labels;
   for (std::int64_t i = 0; i < kRows; ++i) {
@@ -132,7 +132,7 @@ TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
   constexpr auto kLevels = static_cast<std::int64_t>(std::size(kSteps));
   constexpr std::int64_t kRows = 8 * kLevels;
   for (const double mask : {0.0, -1e30, -std::numeric_limits<double>::infinity()}) {
-    if (GetParam() == reference::NumberFormat::kFloat16 && mask == -1e30) continue;  // has no such number
+    if (GetParam() == oracle::NumberFormat::kFloat16 && mask == -1e30) continue;  // has no such number
     LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
                  LogitsCase::Open{});
     for (std::int64_t i = 0; i < kRows; ++i) {

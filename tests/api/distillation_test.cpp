@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "check/oracles/oracle.h"
+#include "judge/oracles/oracle.h"
 #include "tests/api/random_options.h"
 #include "tests/shared/pair_case.h"
 
@@ -153,12 +153,12 @@ MixtureError mixture_error(std::int32_t divergence, double beta, std::int64_t vo
   const auto row = oracle->new_row();
   const double of_p = divergence == TILELOSS_SKEW_REVERSE_KL ? beta : 1 - beta, of_q = 1 - of_p;
   MixtureError worst;
-  reference::SoftmaxRow teacher;
+  oracle::SoftmaxRow teacher;
   for (std::int64_t i = 0; i < spec.student.rows; ++i) {
     const std::int64_t label = labels[static_cast<std::size_t>(i)];
     const std::vector<double> logits = c.student().logits_row(i), teacher_logits = c.teacher().logits_row(i);
     const tools::OracleValues& expected = row->compute({{i, logits}, label, {i, teacher_logits}});
-    const reference::GradientRow& gradient = expected.gradient;
+    const oracle::GradientRow& gradient = expected.gradient;
     teacher.compute({.logit_scale = options.teacher_logit_scale}, teacher_logits, label);
     double terms = 0, largest = 0, cancelled = 0;
     for (std::int64_t j = 0; j < vocab; ++j) {

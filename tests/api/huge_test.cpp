@@ -8,7 +8,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 // Address space; pages come as they are touched.
 class Reserved {
@@ -35,19 +35,19 @@ class Reserved {
 std::vector<double> draw_row(std::int64_t row, std::int64_t label, std::uint16_t* out, std::int64_t vocab) {
   tools::fill_logits_row(*tools::find_distribution("normal"), 3, row, label, NumberFormat::kBfloat16, out, vocab);
   std::vector<double> values(static_cast<std::size_t>(vocab));
-  reference::decode_row(NumberFormat::kBfloat16, out, values);
+  oracle::decode_row(NumberFormat::kBfloat16, out, values);
   return values;
 }
 
 void check_row(std::int64_t row, const std::vector<double>& logits, std::int64_t label, const std::uint16_t* dlogits, float loss,
                tools::GradientMetric& gradients, tools::OutputMetric& losses) {
-  reference::SoftmaxRow softmax;
+  oracle::SoftmaxRow softmax;
   softmax.compute({}, logits, label);
   const std::vector<std::int64_t> labels = {label};
-  reference::CrossEntropyOptions options;
-  options.reduction = reference::Reduction::kNone;
-  const reference::CrossEntropy oracle(options, labels, {}, {}, {});
-  reference::GradientRow gradient;
+  oracle::CrossEntropyOptions options;
+  options.reduction = oracle::Reduction::kNone;
+  const oracle::CrossEntropy oracle(options, labels, {}, {}, {});
+  oracle::GradientRow gradient;
   oracle.row_gradient(0, softmax, gradient);
   gradients.add_row(row, dlogits, static_cast<std::int64_t>(logits.size()), tools::make_row_reference(softmax, gradient));
   losses.add(row, loss, oracle.row_loss(0, softmax).total());
@@ -119,7 +119,7 @@ TEST(Huge, ForwardOfMoreThanFourBillionElements) {
   tools::OutputMetric metric("logp"), lse_metric("lse");
   for (std::size_t k = 0; k < rows.size(); ++k) {
     const auto i = static_cast<std::size_t>(used[k]);
-    reference::SoftmaxRow softmax;
+    oracle::SoftmaxRow softmax;
     softmax.compute({}, rows[k], labels[i]);
     metric.add(used[k], logp[i], softmax.outputs().logp);
     lse_metric.add(used[k], lse[i], softmax.outputs().lse);
@@ -153,8 +153,8 @@ TEST(Huge, AMillionRowsThatSpanMoreThanFourBillionElements) {
   tools::OutputMetric losses("loss");
   for (std::int64_t i = kFirst; i < kRows; ++i) {
     std::vector<double> row(kVocab);
-    reference::decode_row(NumberFormat::kBfloat16, logits.at<std::uint16_t>(i * kStride), row);
-    reference::SoftmaxRow softmax;
+    oracle::decode_row(NumberFormat::kBfloat16, logits.at<std::uint16_t>(i * kStride), row);
+    oracle::SoftmaxRow softmax;
     softmax.compute({}, row, labels[static_cast<std::size_t>(i)]);
     losses.add(i, loss[static_cast<std::size_t>(i)], -softmax.outputs().logp);
   }

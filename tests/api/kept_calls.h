@@ -70,7 +70,7 @@ inline tileloss_plan plan_of(const HeadShape& shape, std::int64_t budget, tilelo
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 // 47 tiles, a last one of 57 columns; two chunks of the vocabulary, or more where the budget is small.
-inline LinearCaseSpec kept_spec(reference::NumberFormat format, std::uint64_t seed) {
+inline LinearCaseSpec kept_spec(oracle::NumberFormat format, std::uint64_t seed) {
   return {
       .row = {.rows = 45, .vocab = 3001, .flush = seed % 2 == 0 ? Flush::kRight : Flush::kLeft, .seed = seed, .ignore_prob = 0.2},
       .hidden = 24,

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-class LabelsOf : public testing::TestWithParam<reference::NumberFormat> {};
+class LabelsOf : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, LabelsOf, testing::ValuesIn(kFormats), format_name);
 
 // The case's labels, replaced by these.

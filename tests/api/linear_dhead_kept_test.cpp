@@ -11,7 +11,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 // ------------------------------------------------------------------------------------------------------------ the choice
 
@@ -142,7 +142,7 @@ TEST_P(LinearInDhead, GivesTheBitsOfLogitsInTheWorkspace) {
   EXPECT_GT(run_within(in_dhead, options, stash_of_columns()).plan.cpu.kept_rows, 0);
   EXPECT_EQ(run_within(in_workspace, options, stash_of_columns()).plan.cpu.kept_rows, 0);
   for (const auto& which : {&LinearCase::dhidden, &LinearCase::dhead, &LinearCase::dbias}) {
-    const reference::StoredMatrix &a = (in_dhead.*which)().view(), &b = (in_workspace.*which)().view();
+    const oracle::StoredMatrix &a = (in_dhead.*which)().view(), &b = (in_workspace.*which)().view();
     for (std::int64_t i = 0; i < a.rows; ++i) {
       for (std::int64_t j = 0; j < a.cols; ++j) ASSERT_EQ(a.at(i, j), b.at(i, j)) << i << " " << j;
     }

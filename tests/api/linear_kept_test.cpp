@@ -11,7 +11,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 // ------------------------------------------------------------------------------------------------------------ the choice
 

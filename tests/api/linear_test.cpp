@@ -11,7 +11,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 class LinearSizes : public testing::TestWithParam<NumberFormat> {};
 
@@ -44,7 +44,7 @@ TEST(Linear, A16BitDbiasIsRoundedOnceForAllRowChunks) {
       tileloss_plan_options hints = with_schedule(TILELOSS_SCHEDULE_STASH);
       hints.cpu.row_block = 16;
       ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints));
-      const reference::StoredMatrix& view = c.dbias().view();
+      const oracle::StoredMatrix& view = c.dbias().view();
       std::vector<float>& values = dbias.emplace_back();
       for (std::int64_t v = 0; v < view.rows; ++v) {
         values.push_back(static_cast<float>(decode(format, encode(format, view.at(v, 0)))));
@@ -130,7 +130,7 @@ TEST(Linear, MutantsOfTheKernelsOutputAreRejected) {
         const tileloss_cross_entropy_options options = cross_entropy_options();
         ASSERT_TRUE(value_and_grad_agrees(c, options));
         GuardedMatrix& gradient = (c.*which)();
-        const reference::StoredMatrix& view = gradient.view();
+        const oracle::StoredMatrix& view = gradient.view();
         for (std::int64_t i = 0; i < view.rows; ++i) {
           for (std::int64_t j = 0; j < view.cols; ++j) gradient.set(i, j, mutant(i, view.rows, view.at(i, j)));
         }

@@ -13,7 +13,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 // Bytes of a kept logit.
 double bytes_of_logit(const tileloss_plan& plan, std::int64_t rows) {

@@ -14,7 +14,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kRows = 3, kVocab = 700, kBlock = 64;
@@ -126,8 +126,7 @@ TEST_P(MaskedBlocks, TheSignOfZeroDoesNotDependOnTheNextRow) {
     hints.cpu.threads = 1;
     EXPECT_TRUE(runs_value_and_grad(c, options, hints));
     const auto* bytes = static_cast<const unsigned char*>(c.args().dlogits.data);
-    return std::vector<unsigned char>(bytes,
-                                      bytes + kVocab * static_cast<std::int64_t>(reference::format_info(GetParam()).bytes));
+    return std::vector<unsigned char>(bytes, bytes + kVocab * static_cast<std::int64_t>(oracle::format_info(GetParam()).bytes));
   };
   for (const double upstream : {1.0, -1.0}) EXPECT_TRUE(same_bits(first_row(1, upstream), first_row(2, upstream))) << upstream;
 }

@@ -76,7 +76,7 @@ class Calls {
 };
 
 TEST(MergedShards, OfLogitsGiveWhatTheWholeGives) {
-  for (const reference::NumberFormat format : kFormats) {
+  for (const oracle::NumberFormat format : kFormats) {
     for (const tileloss_cross_entropy_options& options : option_sets()) {
       LogitsCase c({.rows = kRows,
                     .vocab = kVocab,
@@ -94,7 +94,7 @@ TEST(MergedShards, OfLogitsGiveWhatTheWholeGives) {
 
 // In float32 and bfloat16, where logits wait in 16 bits, in dhead and beside it.
 TEST(MergedShards, OfAHeadGiveWhatTheWholeGives) {
-  for (const auto format : {reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16}) {
+  for (const auto format : {oracle::NumberFormat::kFloat32, oracle::NumberFormat::kBfloat16}) {
     for (const tileloss_cross_entropy_options& options : option_sets()) {
       LinearCase c({.row = {.rows = kRows, .vocab = kVocab, .ignore_prob = 0.2},
                     .hidden = 7,

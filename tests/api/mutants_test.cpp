@@ -1,5 +1,5 @@
 // The judgement can fail: planted into real kernel output, every mutant is rejected by some gate, in every storage type.
-#include "check/judge/mutants.h"
+#include "judge/gates/mutants.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using tools::Sets;
 
-class Mutants : public testing::TestWithParam<reference::NumberFormat> {};
+class Mutants : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, Mutants, testing::ValuesIn(kFormats), format_name);
 
 // A last tile of 63 columns; rows in groups; confident rows' labels are their argmax.
@@ -29,7 +29,7 @@ TEST_P(Mutants, AreAllRejected) {
                              {"label_smoothing=0.1"},
                              {"softcap=10"},
                              {"loss=logprobs", "upstream=per_row", "source.distribution=confident", "temperature=4"}}) {
-    const std::string dtype = std::string("dtype=") + reference::format_info(GetParam()).name;
+    const std::string dtype = std::string("dtype=") + oracle::format_info(GetParam()).name;
     const tools::GradcheckCall check(kConfig, tools::joined(family, {dtype}));
     for (const tools::MutantVerdict& mutant : check.all_mutants()) {
       named.insert(mutant.name);

@@ -44,7 +44,7 @@ struct OnPolicy {
 
 tileloss_policy_loss_options grpo() { return {}; }
 
-class OnPolicyRatios : public testing::TestWithParam<reference::NumberFormat> {};
+class OnPolicyRatios : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, OnPolicyRatios, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(OnPolicyRatios, AreExactlyOneFromLogits) {

@@ -10,7 +10,7 @@ namespace {
 
 using Options = tileloss_cross_entropy_options;
 
-class OptionsOf : public testing::TestWithParam<reference::NumberFormat> {
+class OptionsOf : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   LogitsCaseSpec spec() const {
     return {.rows = 8, .vocab = 2100, .format = GetParam(), .ignore_prob = 0.2, .extra_outputs = true};

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kRows = kShardRows, kVocab = kShardVocab;
 const std::vector<Shard> kShards = {{0, 300}, {300, 1}, {301, 36}, {337, 663}};
 
-class PairShards : public testing::TestWithParam<reference::NumberFormat> {
+class PairShards : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   static LogitsCaseSpec spec(const std::string& distribution) {
     return {.rows = kRows,

@@ -26,7 +26,7 @@ testing::AssertionResult runs_policy(PolicyCase& c, const tileloss_policy_loss_o
   return runs("policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints);
 }
 
-class PolicyDeterminism : public testing::TestWithParam<reference::NumberFormat> {};
+class PolicyDeterminism : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, PolicyDeterminism, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(PolicyDeterminism, ThreadsAndRowBlocksChangeNoBit) {
@@ -61,7 +61,7 @@ TEST_P(PolicyDeterminism, ARowDoesNotDependOnHowManyThereAreNorOnItsPlace) {
                      .metrics = false},
                     options);
     ASSERT_TRUE(runs_policy(many, options));
-    const std::size_t row_bytes = kVocab * reference::format_info(GetParam()).bytes;
+    const std::size_t row_bytes = kVocab * oracle::format_info(GetParam()).bytes;
     const std::vector<unsigned char> expected = bytes_of(many.args().dlogits), losses = bytes_of(many.args().loss);
     for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{33}, kMany}) {
       // Row k of the smaller case is row (577 k + 5) mod 2048; 577 is odd.

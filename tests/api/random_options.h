@@ -19,7 +19,7 @@
 
 namespace tileloss::test {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 inline constexpr int kCases = 300;
 
@@ -239,7 +239,7 @@ inline void expect_all_pairs_agree(const char* function, NumberFormat format, Pa
     failures += result ? 0 : 1;
   }
   if (failures > 0) return;
-  std::printf("%s %s: %d cases cover %zu of %zu pairs of options\n", function, reference::format_info(format).name, cases,
+  std::printf("%s %s: %d cases cover %zu of %zu pairs of options\n", function, oracle::format_info(format).name, cases,
               sampler.covered(), sampler.total());
   EXPECT_EQ(sampler.covered(), sampler.total()) << "not covered: " << sampler.first_missing();
 }

@@ -10,7 +10,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 class RowOutputsOf : public testing::TestWithParam<NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, RowOutputsOf, testing::ValuesIn(kFormats), format_name);

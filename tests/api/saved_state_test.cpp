@@ -7,7 +7,7 @@
 namespace tileloss::test {
 namespace {
 
-class SavedState : public testing::TestWithParam<reference::NumberFormat> {};
+class SavedState : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SavedState, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {

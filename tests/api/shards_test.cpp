@@ -16,7 +16,7 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kRows = kShardRows, kVocab = kShardVocab;
 
-class Shards : public testing::TestWithParam<reference::NumberFormat> {
+class Shards : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   static LogitsCaseSpec spec() {
     return {.rows = kRows,
@@ -116,7 +116,7 @@ TEST_P(Shards, AClassWeightOf0AtMinusInfinityIsNanInAShardOfThatAlone) {
 
 // Logits far from 0, a shard's maximum far below the row's, or all -inf.
 TEST_P(Shards, FarFromZeroAndFarApart) {
-  if (GetParam() == reference::NumberFormat::kFloat16) return;  // ends at 65504
+  if (GetParam() == oracle::NumberFormat::kFloat16) return;  // ends at 65504
   for (const double first : {-2e9, -1e9, -kInf}) {
     LogitsCase c(spec(), LogitsCase::Open{});
     fill(c, 0, 300, first);

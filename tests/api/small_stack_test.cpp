@@ -31,7 +31,7 @@ void on_small_stack(std::function<void()> call) {
   pthread_attr_destroy(&attributes);
 }
 
-class SmallStack : public testing::TestWithParam<reference::NumberFormat> {};
+class SmallStack : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SmallStack, testing::ValuesIn(kFormats), format_name);
 
 // Large blocks, some of whose logits reach the cap.

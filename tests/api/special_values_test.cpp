@@ -16,7 +16,7 @@ using Options = tileloss_cross_entropy_options;
 constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kVocab = 200;
 
-class SpecialValues : public testing::TestWithParam<reference::NumberFormat> {
+class SpecialValues : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   // Three rows: plain, special, plain.
   static std::unique_ptr<LogitsCase> make(const std::function<void(LogitsCase&)>& change, bool class_weights = false) {
@@ -81,7 +81,7 @@ TEST_P(SpecialValues, ALabelFarAboveAllOthersKeepsTheSumOfTheirs) {
           for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, j == label(l) ? top : top - gap * temperature);
         });
         expect_agreement(*c, options);
-        if (GetParam() == reference::NumberFormat::kFloat16) continue;  // 0 there
+        if (GetParam() == oracle::NumberFormat::kFloat16) continue;  // 0 there
         EXPECT_NE(c->dlogit(1, label(*c)), 0.0) << gap;
       }
     }
@@ -95,7 +95,7 @@ TEST_P(SpecialValues, ASoftCappedLabelFarAboveAllOthersKeepsTheSumOfTheirs) {
     for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, j == label(l) ? 100 : j % 2 == 0 ? -34 : -36);
   });
   expect_agreement(*c, options);
-  EXPECT_EQ(c->dlogit(1, label(*c)) < 0, GetParam() != reference::NumberFormat::kFloat16);
+  EXPECT_EQ(c->dlogit(1, label(*c)) < 0, GetParam() != oracle::NumberFormat::kFloat16);
 }
 
 TEST_P(SpecialValues, ANonTargetLogitOfMinusInfinityHasNoGradient) {
@@ -307,7 +307,7 @@ TEST_P(SpecialValues, LogprobsGradientsThroughSpecialRows) {
 
 // The largest finite numbers: differences overflow to -inf, which is a probability of 0 and nothing worse.
 TEST_P(SpecialValues, TheLargestFiniteLogitsAreNoSpecialValues) {
-  const double largest = GetParam() == reference::NumberFormat::kFloat16 ? 65504.0 : 3.3895313892515355e38;  // fits bfloat16
+  const double largest = GetParam() == oracle::NumberFormat::kFloat16 ? 65504.0 : 3.3895313892515355e38;  // fits bfloat16
   for (const bool at_label : {false, true}) {
     const auto c = make([&](LogitsCase& l) {
       l.set_logit(1, at_label ? label(l) : other(l), largest);
@@ -323,7 +323,7 @@ TEST_P(SpecialValues, TheLargestFiniteLogitsAreNoSpecialValues) {
 
 // What frameworks mask with when they do not use -inf.
 TEST_P(SpecialValues, MasksOfTheLowestFiniteNumberActLikeMinusInfinity) {
-  const double lowest = GetParam() == reference::NumberFormat::kFloat16 ? -65504.0 : -3.3895313892515355e38;
+  const double lowest = GetParam() == oracle::NumberFormat::kFloat16 ? -65504.0 : -3.3895313892515355e38;
   for (const std::int64_t spared : {1, 50}) {
     const auto c = make([&](LogitsCase& l) {
       for (std::int64_t j = spared; j < kVocab; ++j) l.set_logit(1, (label(l) + j) % kVocab, lowest);

@@ -23,7 +23,7 @@ tileloss_sweep_options sweep_options() {
 class Coefficients {
  public:
   explicit Coefficients(std::int64_t rows) : values_(4, std::vector<float>(static_cast<std::size_t>(rows))) {}
-  void set(std::int64_t row, const reference::RowCoefficients& c) {
+  void set(std::int64_t row, const oracle::RowCoefficients& c) {
     const double numbers[] = {c.target, c.prob + c.target, c.prob_logp, c.uniform};
     for (std::size_t k = 0; k < 4; ++k) values_[k][static_cast<std::size_t>(row)] = static_cast<float>(numbers[k]);
   }
@@ -50,7 +50,7 @@ LogitsCaseSpec spec_of_rows() {
   return {.rows = kRows, .vocab = kVocab, .ignore_prob = 0.2, .token_weights = true, .loss = false, .row_outputs = false};
 }
 
-class Sweeps : public testing::TestWithParam<reference::NumberFormat> {};
+class Sweeps : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, Sweeps, testing::ValuesIn(kFormats), format_name);
 
 TEST_P(Sweeps, MakeTheGradientOfTheOraclesCrossEntropy) {
@@ -71,10 +71,10 @@ TEST_P(Sweeps, MakeTheGradientOfTheOraclesCrossEntropy) {
       const tileloss_args forward = without_gradients(c.args());
       ASSERT_TRUE(succeeds(tileloss_forward_sweep(&forward, &sweep, nullptr, nullptr)));
 
-      const reference::CrossEntropy oracle(make_oracle_options(options), c.labels(), c.token_weights(), c.class_weights(), {});
+      const oracle::CrossEntropy oracle(make_oracle_options(options), c.labels(), c.token_weights(), c.class_weights(), {});
       Coefficients coefficients(kRows);
-      reference::SoftmaxRow row;
-      reference::GradientRow gradient;
+      oracle::SoftmaxRow row;
+      oracle::GradientRow gradient;
       for (std::int64_t i = 0; i < kRows; ++i) {
         if (oracle.is_ignored(i)) continue;
         row.compute(make_transform(options.logit), c.logits_row(i), c.labels()[static_cast<std::size_t>(i)]);
@@ -94,9 +94,9 @@ double focal_slope(double p, double one_minus_p, double logp) { return one_minus
 
 class FocalOracle : public tools::Oracle {
  public:
-  explicit FocalOracle(const reference::Transform& transform) : transform_(transform) {}
+  explicit FocalOracle(const oracle::Transform& transform) : transform_(transform) {}
   std::unique_ptr<tools::OracleRow> new_row() const override { return std::make_unique<Row>(transform_); }
-  double reduce(std::span<const reference::RowLoss>) const override { return 0; }
+  double reduce(std::span<const oracle::RowLoss>) const override { return 0; }
 
  private:
   class Row : public tools::LabelRow {
@@ -105,17 +105,17 @@ class FocalOracle : public tools::Oracle {
     std::vector<std::pair<std::string, double>> terms() const override { return {}; }
 
    protected:
-    void compute_loss(const reference::SoftmaxRow& softmax) override {
+    void compute_loss(const oracle::SoftmaxRow& softmax) override {
       const double slope = focal_slope(softmax.p(softmax.label()), softmax.one_minus_p_label(), softmax.logp());
-      reference::logprobs_gradient(softmax, {slope, 0, 0}, values_.gradient);
+      oracle::logprobs_gradient(softmax, {slope, 0, 0}, values_.gradient);
     }
   };
 
-  reference::Transform transform_;
+  oracle::Transform transform_;
 };
 
 TEST(LinearSweeps, MakeTheGradientOfSomebodyElsesLoss) {
-  for (const auto format : {reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16}) {
+  for (const auto format : {oracle::NumberFormat::kFloat32, oracle::NumberFormat::kBfloat16}) {
     LinearCase c({.row = {.rows = 33, .vocab = 300, .ignore_prob = 0.2, .loss = false, .row_outputs = false},
                   .hidden = 24,
                   .format = format,

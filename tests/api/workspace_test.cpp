@@ -55,7 +55,7 @@ std::size_t heap_in_use() {
 #endif
 }
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 TEST(Workspace, ABudgetWithoutRoomForTheStashGivesRecompute) {
   LogitsCase c(spec_of_plans());

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "reference/number_formats.h"
+#include "oracle/number_formats.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
@@ -19,7 +19,7 @@ using impl::Float16;
 using impl::from_float;
 using impl::to_float;
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 template <class T>
 constexpr NumberFormat kFormatOf = NumberFormat::kFloat32;
@@ -36,7 +36,7 @@ TYPED_TEST_SUITE(HalfFormat, HalfFormats);
 // NaN payloads are not kept by the oracle: only that both are NaN.
 template <class T>
 testing::AssertionResult rounds_as_oracle(float x) {
-  const std::uint32_t expected = reference::encode(kFormatOf<T>, static_cast<double>(x));
+  const std::uint32_t expected = oracle::encode(kFormatOf<T>, static_cast<double>(x));
   const T stored = from_float<T>(x);
   if (std::isnan(x) ? std::isnan(to_float(stored)) : stored.bits == expected) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "from " << std::hexfloat << x << ": " << std::hex << stored.bits << ", not " << expected;
@@ -45,7 +45,7 @@ testing::AssertionResult rounds_as_oracle(float x) {
 TYPED_TEST(HalfFormat, ReadsEveryPatternAsTheOracleDoes) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float value = to_float(TypeParam{static_cast<std::uint16_t>(bits)});
-    const double expected = reference::decode(kFormatOf<TypeParam>, bits);
+    const double expected = oracle::decode(kFormatOf<TypeParam>, bits);
     if (std::isnan(expected)) {
       EXPECT_TRUE(std::isnan(value)) << std::hex << bits;
     } else {
@@ -72,9 +72,9 @@ TYPED_TEST(HalfFormat, EveryPatternSurvivesTheRoundTrip) {
 TYPED_TEST(HalfFormat, RoundsToNearestAndTiesToEven) {
   const auto infinity = from_float<TypeParam>(std::numeric_limits<float>::infinity()).bits;
   for (std::uint32_t bits = 0; bits < infinity; ++bits) {
-    const double low = reference::decode(kFormatOf<TypeParam>, bits);
-    const double step = bits + 1U < infinity ? reference::decode(kFormatOf<TypeParam>, bits + 1U) - low
-                                             : low - reference::decode(kFormatOf<TypeParam>, bits - 1U);
+    const double low = oracle::decode(kFormatOf<TypeParam>, bits);
+    const double step = bits + 1U < infinity ? oracle::decode(kFormatOf<TypeParam>, bits + 1U) - low
+                                             : low - oracle::decode(kFormatOf<TypeParam>, bits - 1U);
     const auto halfway = static_cast<float>(low + step / 2);
     ASSERT_EQ(static_cast<double>(halfway), low + step / 2);
     const std::uint32_t even = bits + (bits & 1U);

@@ -8,7 +8,7 @@
 
 #include "core/logit_transform.h"
 #include "core/row_coefficients.h"
-#include "reference/oracle.h"
+#include "oracle/oracle.h"
 
 namespace tileloss::test {
 namespace {
@@ -63,7 +63,7 @@ TEST(RowStats, ACommonOffsetCostsNothing) {
 TEST(RowStats, AgreeWithTheOracle) {
   const std::vector<double> z = {1.5, -0.25, 3.0, 2.75, -40.0};
   for (std::int64_t label = 0; label < 5; ++label) {
-    reference::SoftmaxRow row;
+    oracle::SoftmaxRow row;
     row.compute({}, z, label);
     RowState state;
     state.max = 3;
@@ -79,7 +79,7 @@ TEST(RowStats, AgreeWithTheOracle) {
     state.entropy_sum = static_cast<float>(entropy);
     state.collision_sum = static_cast<float>(collision);
     const RowStats s = make_row_stats(state);
-    const reference::RowOutputs expected = row.outputs();
+    const oracle::RowOutputs expected = row.outputs();
     EXPECT_NEAR(s.logp, expected.logp, 4 * kFloatRounding * std::max(1.0, -expected.logp)) << label;
     EXPECT_NEAR(s.lse, expected.lse, 4 * kFloatRounding * expected.lse) << label;
     EXPECT_NEAR(s.entropy, expected.entropy, 4 * kFloatRounding) << label;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The project's own lints. Each prints what is wrong, a line a finding, and exits 1 when there is any.
 
-lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; judge -> check, bench
-                                 -> support; reference alone
+lint.py includes ROOT            includes point down: frontends -> api -> backends, losses -> core; judge -> roofs ->
+                                 support; the oracle alone
 lint.py files ROOT               snake_case names; no file in src and frontends over 500 lines
 lint.py recipes ROOT             a divergence, options, row outputs and a loss are named by hand in the files of HACKING.md's
                                  recipes alone
@@ -35,8 +35,8 @@ CPU_ROOMS = {
     "isa": {"simd", "matmul", "amx", "sweep", "head"},
 }
 LIBRARY = {"core", "schema", "losses", "backends", "api"}
-# Of the checks, from below: each may include those before it, and strict none of them.
-CHECK_ROOMS = ("check/oracles", "check/inputs", "check/judge")
+# Of the judge, from below: each may include those before it, and strict none of them.
+JUDGE_ROOMS = ("judge/oracles", "judge/inputs", "judge/gates")
 BELOW = {
     "core": set(),
     "schema": {"core"},
@@ -65,41 +65,31 @@ BELOW = {
         *(f"{CPU}/{room}" for room in CPU_ROOMS),
     },
     "api": {"core", "schema", "losses", "backends"},
-    "reference": set(),
-    "support": {*LIBRARY, "backends/device", "backends/cuda", "reference"},
-    "check": {*LIBRARY, "reference", "support", *CHECK_ROOMS, "check/strict"},
+    "oracle": set(),
+    "support": {*LIBRARY, "backends/device", "backends/cuda", "oracle"},
+    "roofs": {*LIBRARY, "oracle", "support", f"{CPU}/isa"},
     **{
-        room: {*LIBRARY, "reference", "support", *CHECK_ROOMS[:place]}
-        for place, room in enumerate(CHECK_ROOMS)
+        room: {*LIBRARY, "oracle", "support", *JUDGE_ROOMS[:place]}
+        for place, room in enumerate(JUDGE_ROOMS)
     },
-    "check/strict": {*LIBRARY, "reference", "support"},
-    "bench": {*LIBRARY, "reference", "support", f"{CPU}/isa"},
-    "judge": {
-        *LIBRARY,
-        "reference",
-        "support",
-        "check",
-        *CHECK_ROOMS,
-        "check/strict",
-        "bench",
-        f"{CPU}/isa",
-    },
+    "judge/strict": {*LIBRARY, "oracle", "support"},
+    "judge": {*LIBRARY, "oracle", "support", *JUDGE_ROOMS, "judge/strict", "roofs", f"{CPU}/isa"},
     "frontends": {"api"},
     "public": set(),
 }
 # The recipes of HACKING.md, each by some that they made, the best and the worst: the files of the product that name it by hand,
-# those of the check and the tools, those of JAX, the same maths once more, and those that know other libraries. Anything else
+# those of the judge and the roofs, those of JAX, the same maths once more, and those that know other libraries. Anything else
 # goes over the tables.
 RECIPES = {
     "jeffreys|k?Jeffreys": (
         {"src/schema/table.toml", "src/core/divergence.h"},
-        {"src/reference/divergence.cpp"},
+        {"src/oracle/divergence.cpp"},
         {"frontends/python/tileloss/jax/_sweeps/divergence.py"},
         set(),
     ),
     "kl_clamp": (
         {"src/schema/table.toml", "src/losses/policy/kl.h"},
-        {"src/reference/policy.h", "src/reference/policy.cpp"},
+        {"src/oracle/policy.h", "src/oracle/policy.cpp"},
         {"frontends/python/tileloss/jax/_rows/policy/kl.py"},
         set(),
     ),
@@ -107,11 +97,11 @@ RECIPES = {
         {"src/schema/table.toml", "src/losses/cross_entropy.h"},
         # labels.cpp: a part of a row's trace; row_outputs.cpp: of a budget; unfused_baseline.cpp: what is timed beside it.
         {
-            "src/reference/oracle.h",
-            "src/reference/oracle.cpp",
-            "src/check/oracles/labels.cpp",
-            "src/check/oracles/row_outputs.cpp",
-            "src/bench/unfused_baseline.cpp",
+            "src/oracle/oracle.h",
+            "src/oracle/oracle.cpp",
+            "src/judge/oracles/labels.cpp",
+            "src/judge/oracles/row_outputs.cpp",
+            "src/roofs/unfused_baseline.cpp",
         },
         {"frontends/python/tileloss/jax/_rows/cross_entropy.py"},
         {
@@ -127,10 +117,10 @@ RECIPES = {
         {"src/schema/table.toml", "src/losses/row_outputs.h"},
         # inputs.cpp: it has an upstream gradient.
         {
-            "src/reference/oracle.h",
-            "src/reference/oracle.cpp",
-            "src/check/oracles/row_outputs.cpp",
-            "src/check/inputs/inputs.cpp",
+            "src/oracle/oracle.h",
+            "src/oracle/oracle.cpp",
+            "src/judge/oracles/row_outputs.cpp",
+            "src/judge/inputs/inputs.cpp",
         },
         {"frontends/python/tileloss/jax/_rows/stats.py"},
         {"frontends/python/tileloss/integrations/trl.py"},
@@ -138,13 +128,13 @@ RECIPES = {
     "agreement": (
         {"src/schema/table.toml", "src/losses/row_outputs.h"},
         {
-            "src/reference/distillation.h",
-            "src/reference/distillation.cpp",
-            "src/check/oracles/row_outputs.h",
-            "src/check/oracles/row_outputs.cpp",
-            "src/check/oracles/weighted.cpp",
-            "src/check/judge/mutants.cpp",
-            "src/check/judge/rows.cpp",
+            "src/oracle/distillation.h",
+            "src/oracle/distillation.cpp",
+            "src/judge/oracles/row_outputs.h",
+            "src/judge/oracles/row_outputs.cpp",
+            "src/judge/oracles/weighted.cpp",
+            "src/judge/gates/mutants.cpp",
+            "src/judge/gates/rows.cpp",
         },
         {"frontends/python/tileloss/jax/_sweeps/xla_targets.py"},
         set(),
@@ -158,11 +148,11 @@ RECIPES = {
             "frontends/python/tileloss/_core/functions.py",
         },
         {
-            "src/check/functions.cpp",
-            "src/check/inputs/config.h",
-            "src/check/inputs/probabilities.cpp",
-            "src/check/inputs/targets.h",
-            "src/check/oracles/probabilities.cpp",
+            "src/judge/functions.cpp",
+            "src/judge/inputs/config.h",
+            "src/judge/inputs/probabilities.cpp",
+            "src/judge/inputs/targets.h",
+            "src/judge/oracles/probabilities.cpp",
         },
         {"frontends/python/tileloss/jax/_apply.py"},
         {
@@ -178,8 +168,8 @@ UNCOUNTED = re.compile(
 )
 # The one file that names the backends there are.
 BACKEND_LIST = "src/backends/registry.cpp"
-# Rooms that may not see the C ABI's types: core runs on devices, reference shares nothing with what it checks.
-BLIND = {"core", "reference"}
+# Rooms that may not see the C ABI's types: core runs on devices, the oracle shares nothing with what it checks.
+BLIND = {"core", "oracle"}
 # core: no allocation, threads, files or vendor headers.
 NOT_IN_CORE = set(
     "vector string memory new deque list map set unordered_map unordered_set functional any thread mutex shared_mutex atomic "

@@ -75,59 +75,48 @@ class Includes(LintTest):
         self.write("src/backends/backend.h", '#include "backends/cpu/cpu_backend.h"\n')
         self.assert_names(lint.lint_includes(self.root), "backends must not include backends/cpu")
 
-    def test_rooms_of_the_checks_include_downwards(self):
-        for room in ("oracles", "inputs", "judge", "strict"):
-            self.write(f"src/check/{room}/a.h", "")
-        self.write("src/check/run.h", "")
+    def test_rooms_of_the_judge_include_downwards(self):
+        for room in ("oracles", "inputs", "gates", "strict"):
+            self.write(f"src/judge/{room}/a.h", "")
+        self.write("src/judge/run.h", "")
         for room, name in (
             ("oracles", "inputs/a.h"),
-            ("inputs", "judge/a.h"),
+            ("inputs", "gates/a.h"),
             ("strict", "inputs/a.h"),
-            ("judge", "run.h"),
+            ("gates", "run.h"),
         ):
-            self.write(f"src/check/{room}/b.cpp", f'#include "check/{name}"\n')
-            target = f"check/{name.split('/')[0]}" if "/" in name else "check"
+            self.write(f"src/judge/{room}/b.cpp", f'#include "judge/{name}"\n')
+            target = f"judge/{name.split('/')[0]}" if "/" in name else "judge"
             self.assert_names(
-                lint.lint_includes(self.root), f"check/{room} must not include {target}"
+                lint.lint_includes(self.root), f"judge/{room} must not include {target}"
             )
-            self.write(f"src/check/{room}/b.cpp", "")
+            self.write(f"src/judge/{room}/b.cpp", "")
         self.write(
-            "src/check/judge/b.cpp", '#include "check/inputs/a.h"\n#include "check/oracles/a.h"\n'
+            "src/judge/gates/b.cpp", '#include "judge/inputs/a.h"\n#include "judge/oracles/a.h"\n'
         )
         self.assertEqual(lint.lint_includes(self.root), [])
 
-    def test_check_and_bench_are_libraries_side_by_side(self):
-        self.write("src/judge/requests.h", "")
-        self.write("src/check/judge.h", "")
-        self.write("src/bench/roofs.h", "")
-        for room, other in [
-            ("check", "bench/roofs.h"),
-            ("bench", "check/judge.h"),
-            ("check", "judge/requests.h"),
-            ("bench", "judge/requests.h"),
-        ]:
-            path = pathlib.Path(self.write(f"src/{room}/up.cpp", f'#include "{other}"\n'))
-            self.assert_names(
-                lint.lint_includes(self.root), f"{room} must not include {other.split('/')[0]}"
-            )
-            path.unlink()
-        self.write("src/judge/judge.cpp", '#include "check/judge.h"\n#include "bench/roofs.h"\n')
+    def test_the_judge_stands_on_the_roofs(self):
+        self.write("src/judge/judge.h", "")
+        self.write("src/roofs/roofs.h", "")
+        path = pathlib.Path(self.write("src/roofs/up.cpp", '#include "judge/judge.h"\n'))
+        self.assert_names(lint.lint_includes(self.root), "roofs must not include judge")
+        path.unlink()
+        self.write("src/judge/judge.cpp", '#include "judge/judge.h"\n#include "roofs/roofs.h"\n')
         self.assertEqual(lint.lint_includes(self.root), [])
 
     def test_support_sees_none_of_the_tools(self):
-        self.write("src/check/judge.h", "")
-        self.write("src/support/inputs.h", '#include "check/judge.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "support must not include check")
+        self.write("src/judge/judge.h", "")
+        self.write("src/support/inputs.h", '#include "judge/judge.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "support must not include judge")
 
-    def test_reference_includes_nothing_of_ours(self):
-        self.write("src/reference/oracle.cpp", '#include "core/row.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "reference must not include core")
+    def test_the_oracle_includes_nothing_of_ours(self):
+        self.write("src/oracle/oracle.cpp", '#include "core/row.h"\n')
+        self.assert_names(lint.lint_includes(self.root), "oracle must not include core")
 
-    def test_reference_does_not_see_the_public_header(self):
-        self.write("src/reference/oracle.cpp", "#include <tileloss/tileloss.h>\n")
-        self.assert_names(
-            lint.lint_includes(self.root), "reference must not see the public headers"
-        )
+    def test_the_oracle_does_not_see_the_public_header(self):
+        self.write("src/oracle/oracle.cpp", "#include <tileloss/tileloss.h>\n")
+        self.assert_names(lint.lint_includes(self.root), "oracle must not see the public headers")
 
     def test_public_header_includes_nothing_of_src(self):
         self.write("include/tileloss/tileloss.h", '#include "core/row.h"\n')
@@ -207,9 +196,9 @@ class Recipes(LintTest):
         self.assert_names(lint.lint_recipes(self.root), "frontends/f.py: names z_loss")
 
     def test_a_recipe_with_a_file_too_many_is_out_of_date(self):
-        self.write("src/reference/policy.cpp", "")
+        self.write("src/oracle/policy.cpp", "")
         self.assert_names(
-            lint.lint_recipes(self.root), "reference/policy.cpp", "kl_clamp", "out of date"
+            lint.lint_recipes(self.root), "oracle/policy.cpp", "kl_clamp", "out of date"
         )
 
     def test_the_recipes_are_no_longer_than_promised(self):

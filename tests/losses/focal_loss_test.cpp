@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "check/judge/error_metric.h"
+#include "judge/gates/error_metric.h"
 #include "losses/registry.h"
 #include "tests/api/calls.h"
 
@@ -16,7 +16,7 @@ namespace {
 using impl::add_loss;
 using impl::find_loss;
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 // -(1 - p)^gamma log p, straight from the definition.
 double definition(const std::vector<double>& z, std::int64_t label, double gamma) {
@@ -26,7 +26,7 @@ double definition(const std::vector<double>& z, std::int64_t label, double gamma
   return -std::pow(1 - p, gamma) * std::log(p);
 }
 
-double dloss_dlogp(const reference::SoftmaxRow& row, double gamma) {
+double dloss_dlogp(const oracle::SoftmaxRow& row, double gamma) {
   const double q = row.one_minus_p_label(), p = row.p(row.label());
   return -std::pow(q, gamma) + (gamma == 0 ? 0.0 : gamma * std::pow(q, gamma - 1) * p * row.logp());
 }
@@ -47,8 +47,8 @@ class Focal : public testing::TestWithParam<NumberFormat> {
   static testing::AssertionResult agrees_with_oracle(const LogitsCase& c, const FocalOptions& o, bool has_loss) {
     tools::GradientMetric gradients(c.spec().format);
     tools::OutputMetric losses("loss");
-    reference::SoftmaxRow row;
-    reference::GradientRow gradient;
+    oracle::SoftmaxRow row;
+    oracle::GradientRow gradient;
     double used = 0, sum = 0;
     for (const std::int64_t label : c.labels()) used += label == o.logit.ignore_index ? 0 : 1;
     const double scale = o.reduction == TILELOSS_REDUCTION_MEAN ? 1 / used : 1;
@@ -63,7 +63,7 @@ class Focal : public testing::TestWithParam<NumberFormat> {
       sum += scale * loss;
       if (c.spec().per_row_loss && has_loss) losses.add(i, float_at(c.args().loss, i), loss, std::fabs(loss));
       const double upstream = c.loss_grad().empty() ? 1 : c.loss_grad()[c.spec().per_row_loss ? static_cast<std::size_t>(i) : 0];
-      reference::logprobs_gradient(row, {upstream * scale * dloss_dlogp(row, o.gamma), 0, 0}, gradient);
+      oracle::logprobs_gradient(row, {upstream * scale * dloss_dlogp(row, o.gamma), 0, 0}, gradient);
       gradients.add_row(i, c.dlogits_row(i), c.spec().vocab, tools::make_row_reference(row, gradient));
     }
     if (!c.spec().per_row_loss && has_loss) losses.add(-1, float_at(c.args().loss, 0), sum, std::fabs(sum));
@@ -75,16 +75,16 @@ class Focal : public testing::TestWithParam<NumberFormat> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, Focal, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
 
 TEST_F(Focal, GradientThroughLogpIsThatOfTheDefinition) {
   const std::vector<double> z = {0.3, -1.2, 2.0, 0.9};
   for (const double gamma : {0.0, 0.5, 1.0, 2.0, 5.0}) {
     for (std::int64_t label = 0; label < 4; ++label) {
-      reference::SoftmaxRow row;
+      oracle::SoftmaxRow row;
       row.compute({}, z, label);
-      reference::GradientRow gradient;
-      reference::logprobs_gradient(row, {dloss_dlogp(row, gamma), 0, 0}, gradient);
+      oracle::GradientRow gradient;
+      oracle::logprobs_gradient(row, {dloss_dlogp(row, gamma), 0, 0}, gradient);
       for (std::size_t j = 0; j < z.size(); ++j) {
         std::vector<double> up = z, down = z;
         const double h = 1e-5;

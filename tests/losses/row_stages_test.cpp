@@ -8,7 +8,7 @@
 
 #include "losses/cross_entropy.h"
 #include "losses/logprobs.h"
-#include "reference/oracle.h"
+#include "oracle/oracle.h"
 #include "tests/api/calls.h"
 
 namespace tileloss::test {
@@ -34,7 +34,7 @@ const std::vector<float> kClassWeights = {0.5F, 1.25F, 2.0F, 0.75F, 1.5F, 0.25F}
 
 // Exact statistics of a row of z.
 RowStats stats_of(const std::vector<double>& z, std::int64_t label, const std::vector<float>& class_weights) {
-  reference::SoftmaxRow row;
+  oracle::SoftmaxRow row;
   row.compute({}, z, label);
   RowStats s;
   s.max = row.max();
@@ -52,7 +52,7 @@ RowStats stats_of(const std::vector<double>& z, std::int64_t label, const std::v
 // The gradient form of losses.md.
 std::vector<double> gradient_of(const RowCoefficients& c, const std::vector<double>& z, std::int64_t label,
                                 const std::vector<float>& class_weights) {
-  reference::SoftmaxRow row;
+  oracle::SoftmaxRow row;
   row.compute({}, z, label);
   std::vector<double> g;
   for (std::size_t j = 0; j < z.size(); ++j) {
@@ -91,7 +91,7 @@ class CrossEntropyStage {
   RowResult row(std::int64_t i, const std::vector<double>& z) const {
     return stage_->row(i, stats_of(z, labels_[i], setting_.class_weights ? kClassWeights : std::vector<float>{}));
   }
-  reference::CrossEntropy oracle() {
+  oracle::CrossEntropy oracle() {
     for (std::size_t i = 0; i < 3; ++i) oracle_labels_[i] = labels_[i];
     doubles_.assign(token_weights_, token_weights_ + 3);
     class_doubles_.assign(kClassWeights.begin(), kClassWeights.end());
@@ -139,12 +139,12 @@ std::vector<Setting> settings() {
 TEST(CrossEntropyRow, LossAndGradientAreTheOraclesForEveryCombinationOfOptions) {
   for (const Setting& setting : settings()) {
     CrossEntropyStage stage(setting);
-    const reference::CrossEntropy oracle = stage.oracle();
+    const oracle::CrossEntropy oracle = stage.oracle();
     const bool per_row = setting.options.reduction == TILELOSS_REDUCTION_NONE;
     double sum = 0;
-    std::vector<reference::RowLoss> losses;
+    std::vector<oracle::RowLoss> losses;
     for (std::int64_t i = 0; i < 2; ++i) {
-      reference::SoftmaxRow softmax;
+      oracle::SoftmaxRow softmax;
       softmax.compute({}, kLogits, stage.label(i));
       losses.push_back(oracle.row_loss(i, softmax));
       const RowResult result = stage.row(i, kLogits);
@@ -152,7 +152,7 @@ TEST(CrossEntropyRow, LossAndGradientAreTheOraclesForEveryCombinationOfOptions) 
         EXPECT_NEAR(result.loss, losses.back().total(), 1e-13);
       }
       sum += result.loss;
-      reference::GradientRow expected;
+      oracle::GradientRow expected;
       oracle.row_gradient(i, softmax, expected);
       const std::vector<double> g =
           gradient_of(result.coefficients, kLogits, stage.label(i), setting.class_weights ? kClassWeights : std::vector<float>{});
@@ -223,10 +223,10 @@ TEST(LogprobsRow, CoefficientsGiveTheOraclesGradient) {
       const auto stage = Logprobs::info().make(context);
       EXPECT_EQ(stage->backward_sums(), kEntropySum);
       const RowResult result = stage->row(0, stats_of(kLogits, 3, {}));
-      reference::SoftmaxRow softmax;
-      softmax.compute({.temperature = temperature, .temperature_on = reference::TemperatureOn::kLogprob}, kLogits, 3);
-      reference::GradientRow expected;
-      reference::logprobs_gradient(softmax, {g_logp, g_lse, g_entropy, g_mean}, expected);
+      oracle::SoftmaxRow softmax;
+      softmax.compute({.temperature = temperature, .temperature_on = oracle::TemperatureOn::kLogprob}, kLogits, 3);
+      oracle::GradientRow expected;
+      oracle::logprobs_gradient(softmax, {g_logp, g_lse, g_entropy, g_mean}, expected);
       const std::vector<double> g = gradient_of(result.coefficients, kLogits, 3, {});
       for (std::size_t j = 0; j < g.size(); ++j) EXPECT_NEAR(g[j], expected.gradient[j], kCoefficientRounding * 5);
     }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "check/gradcheck_config.h"
+#include "judge/gradcheck_config.h"
 #include "support/tensor_file.h"
 
 namespace tileloss::tools {

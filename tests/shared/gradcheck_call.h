@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "check/gradcheck_report.h"
-#include "check/gradcheck_run.h"
-#include "check/inputs/case_files.h"
-#include "check/judge/judge.h"
+#include "judge/gates/judge.h"
+#include "judge/gradcheck_report.h"
+#include "judge/gradcheck_run.h"
+#include "judge/inputs/case_files.h"
 #include "support/exit_codes.h"
 #include "tests/shared/configs.h"
 

@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-#include "check/strict/guard_buffer.h"
-#include "reference/number_formats.h"
+#include "judge/strict/guard_buffer.h"
+#include "oracle/number_formats.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
@@ -25,8 +25,8 @@ inline constexpr std::array<std::int64_t, 5> kHiddenSizes{1, 7, 33, 64, 1536};
 inline constexpr std::array<std::int64_t, 4> kStrideExtras{0, 1, 13, 64};
 // Elements by which a buffer's start is moved off the page's alignment.
 inline constexpr std::array<std::int64_t, 4> kMisalignments{0, 1, 3, 31};
-inline constexpr std::array<reference::NumberFormat, 3> kFormats{
-    reference::NumberFormat::kFloat32, reference::NumberFormat::kBfloat16, reference::NumberFormat::kFloat16};
+inline constexpr std::array<oracle::NumberFormat, 3> kFormats{oracle::NumberFormat::kFloat32, oracle::NumberFormat::kBfloat16,
+                                                              oracle::NumberFormat::kFloat16};
 inline constexpr std::array<Flush, 2> kFlushes{Flush::kRight, Flush::kLeft};
 
 // How the upstream gradient comes: none, one scalar, one per row, per row with a stride, one value for all rows (stride 0).

@@ -1,6 +1,6 @@
 #include "tests/shared/judgement.h"
 
-#include "check/judge/rows.h"
+#include "judge/gates/rows.h"
 #include "support/arg_slots.h"
 #include "tests/shared/logits_case.h"
 
@@ -42,8 +42,8 @@ CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const R
   const auto count = static_cast<std::size_t>(c.spec().rows);
   const bool has_dlogits = c.spec().dlogits;
   tools::Checks checks(std::vector<std::string>(has_dlogits ? 1 : 0),
-                       std::vector<reference::NumberFormat>(has_dlogits ? 1 : 0, c.spec().format));
-  std::vector<reference::RowLoss> losses(count), magnitudes(count);
+                       std::vector<oracle::NumberFormat>(has_dlogits ? 1 : 0, c.spec().format));
+  std::vector<oracle::RowLoss> losses(count), magnitudes(count);
   std::vector<bool> used(count);
   const std::unique_ptr<tools::OracleRow> oracle_row = oracle.new_row();
   rows([&](const tools::GivenRow& given) {

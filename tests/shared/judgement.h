@@ -1,4 +1,4 @@
-// A case's outputs, as its args have them, compared with an oracle of check/oracles/oracle.h by the gates of gradcheck.
+// A case's outputs, as its args have them, compared with an oracle of judge/oracles/oracle.h by the gates of gradcheck.
 #ifndef TILELOSS_TESTS_SHARED_JUDGEMENT_H_
 #define TILELOSS_TESTS_SHARED_JUDGEMENT_H_
 
@@ -9,9 +9,9 @@
 #include <functional>
 #include <vector>
 
-#include "check/judge/error_metric.h"
-#include "check/judge/linear_metric.h"
-#include "check/oracles/oracle.h"
+#include "judge/gates/error_metric.h"
+#include "judge/gates/linear_metric.h"
+#include "judge/oracles/oracle.h"
 
 namespace tileloss::test {
 

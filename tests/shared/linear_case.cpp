@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "check/judge/rows.h"
-#include "check/oracles/policy.h"
+#include "judge/gates/rows.h"
+#include "judge/oracles/policy.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
-using reference::StoredMatrix;
+using oracle::NumberFormat;
+using oracle::StoredMatrix;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -44,7 +44,7 @@ GuardedMatrix::GuardedMatrix(std::int64_t rows, std::int64_t cols, NumberFormat 
     view_.col_stride = 2;
     view_.row_stride = 2 * cols + 5;
   }
-  const std::size_t element = reference::format_info(format).bytes;
+  const std::size_t element = oracle::format_info(format).bytes;
   const std::int64_t last = (rows - 1) * view_.row_stride + (cols - 1) * view_.col_stride;
   buffer_ = GuardBuffer(rows == 0 ? 0 : index(last + 1) * element, flush, index(misalignment) * element);
   view_.data = buffer_.data();
@@ -61,7 +61,7 @@ void GuardedMatrix::set(std::int64_t i, std::int64_t j, double value) {
 }
 
 bool GuardedMatrix::gaps_intact() const {
-  const std::size_t element = reference::format_info(view_.format).bytes;
+  const std::size_t element = oracle::format_info(view_.format).bytes;
   std::vector<bool> is_gap(buffer_.bytes() / element, true);
   for (std::int64_t i = 0; i < view_.rows; ++i) {
     for (std::int64_t j = 0; j < view_.cols; ++j) is_gap[index(i * view_.row_stride + j * view_.col_stride)] = false;
@@ -230,7 +230,7 @@ CheckResult check_linear_logprobs(const LinearCase& c, const tileloss_logprobs_o
 
 LinearPolicy::LinearPolicy(LinearCase& c, const tools::PolicyDraw& draw, const tileloss_policy_loss_options& options)
     : case_(c), options_(options), tensors_(tools::draw_policy_layout(draw)), rows_(index(draw.rows)) {
-  reference::SoftmaxRow softmax;
+  oracle::SoftmaxRow softmax;
   for_each_linear_row(c.operands(), c.norms(), c.used_rows(), [&](const tools::LogitsRow& row) {
     softmax.compute(make_transform(options.logit), row.logits, c.row().labels()[index(row.row)]);
     rows_[index(row.row)] = tools::summarize(softmax, row);

@@ -1,5 +1,5 @@
 // A test case for the functions linear_*: hidden states, head, bias and their gradients in guarded buffers of any dtype and
-// strides, beside the row tensors of a LogitsCase; and its judgement by the oracle and the bound of check/judge/linear_metric.h.
+// strides, beside the row tensors of a LogitsCase; and its judgement by the oracle and the bound of judge/gates/linear_metric.h.
 //
 //   LinearCase c({.row = {.rows = 33, .vocab = 1000}, .hidden = 64, .head_layout = MatrixLayout::kTransposed});
 //   ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
@@ -13,8 +13,8 @@
 #include <functional>
 #include <vector>
 
-#include "check/judge/linear_metric.h"
-#include "reference/linear.h"
+#include "judge/gates/linear_metric.h"
+#include "oracle/linear.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {
@@ -26,8 +26,8 @@ enum class MatrixLayout { kRows, kTransposed, kGaps };
 struct LinearCaseSpec {
   LogitsCaseSpec row;  // rows, vocab, valid_vocab, labels, weights, upstream gradients, outputs by row; its logits are not used
   std::int64_t hidden = 16;
-  reference::NumberFormat format = reference::NumberFormat::kBfloat16;  // of hidden, and of dhidden if that is not float32
-  reference::NumberFormat head_format = reference::NumberFormat::kBfloat16;
+  oracle::NumberFormat format = oracle::NumberFormat::kBfloat16;  // of hidden, and of dhidden if that is not float32
+  oracle::NumberFormat head_format = oracle::NumberFormat::kBfloat16;
   tileloss_dtype compute_dtype = TILELOSS_NONE;
   MatrixLayout hidden_layout = MatrixLayout::kRows;
   MatrixLayout head_layout = MatrixLayout::kRows;  // and dhead's
@@ -35,7 +35,7 @@ struct LinearCaseSpec {
   double label_logit = 0;  // > 0: each row of hidden points at its label's class, whose logit is this before the bias
   bool bias = false;
   std::function<double(std::int64_t)> bias_of = {};  // by class; none: normal
-  reference::NumberFormat bias_format = reference::NumberFormat::kFloat32;
+  oracle::NumberFormat bias_format = oracle::NumberFormat::kFloat32;
   bool dhidden = true, dhead = true, dbias = false;
   bool float32_dhidden = false, float32_dhead = true, float32_dbias = true;  // or that of hidden, head, bias
   bool accumulate = false;
@@ -45,11 +45,11 @@ struct LinearCaseSpec {
 class GuardedMatrix {
  public:
   GuardedMatrix() = default;
-  GuardedMatrix(std::int64_t rows, std::int64_t cols, reference::NumberFormat format, MatrixLayout layout, Flush flush,
+  GuardedMatrix(std::int64_t rows, std::int64_t cols, oracle::NumberFormat format, MatrixLayout layout, Flush flush,
                 std::int64_t misalignment);
 
   explicit operator bool() const { return view_.rows != 0 || view_.cols != 0; }
-  const reference::StoredMatrix& view() const { return view_; }
+  const oracle::StoredMatrix& view() const { return view_; }
   tileloss_matrix abi() const;
   GuardBuffer& buffer() { return buffer_; }
   const GuardBuffer& buffer() const { return buffer_; }
@@ -58,7 +58,7 @@ class GuardedMatrix {
 
  private:
   GuardBuffer buffer_;
-  reference::StoredMatrix view_;
+  oracle::StoredMatrix view_;
 };
 
 class LinearCase {
@@ -70,7 +70,7 @@ class LinearCase {
   const tileloss_args& args() const { return row_.args(); }
   LogitsCase& row() { return row_; }
   const LogitsCase& row() const { return row_; }
-  const reference::LinearOperands& operands() const { return operands_; }
+  const oracle::LinearOperands& operands() const { return operands_; }
   const tools::LinearNorms& norms() const { return norms_; }
   std::vector<std::int64_t> used_rows() const;
   std::span<const std::uint8_t> used() const { return used_; }
@@ -109,7 +109,7 @@ class LinearCase {
   std::vector<std::uint8_t> used_;
   GuardedMatrix hidden_, head_, bias_, dhidden_, dhead_, dbias_;
   std::vector<unsigned char> dhead_before_, dbias_before_;
-  reference::LinearOperands operands_;
+  oracle::LinearOperands operands_;
   tools::LinearNorms norms_;
 };
 

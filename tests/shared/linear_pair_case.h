@@ -1,5 +1,5 @@
 // A test case for linear_distillation: a LinearCase for the student, another that lends its hidden states, head and bias as the
-// teacher's; and its judgement by the oracle and the bound of check/judge/linear_metric.h.
+// teacher's; and its judgement by the oracle and the bound of judge/gates/linear_metric.h.
 #ifndef TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
 #define TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
 

@@ -45,7 +45,7 @@ LogitsCase::LogitsCase(const LogitsCaseSpec& spec, Open) : spec_(spec) {
 
 std::size_t LogitsCase::matrix_bytes() const {
   if (spec_.rows == 0) return 0;
-  return index((spec_.rows - 1) * row_stride() + spec_.vocab) * reference::format_info(spec_.format).bytes;
+  return index((spec_.rows - 1) * row_stride() + spec_.vocab) * oracle::format_info(spec_.format).bytes;
 }
 
 tileloss_matrix LogitsCase::make_matrix(const GuardBuffer& buffer) const {
@@ -74,7 +74,7 @@ void LogitsCase::make_labels() {
 void LogitsCase::make_logits() {
   const auto distribution = tools::find_distribution(spec_.distribution);
   if (!distribution) throw std::invalid_argument("unknown distribution " + spec_.distribution);
-  const std::size_t bytes = reference::format_info(spec_.format).bytes;
+  const std::size_t bytes = oracle::format_info(spec_.format).bytes;
   logits_ = GuardBuffer(matrix_bytes(), spec_.flush, index(spec_.misalignment) * bytes);
   args_.logits = make_matrix(logits_);
   for (std::int64_t i = 0; i < spec_.rows; ++i) {
@@ -91,8 +91,8 @@ void LogitsCase::seal() {
 }
 
 void LogitsCase::set_logit(std::int64_t row, std::int64_t column, double value) {
-  auto* start = logits_.as<unsigned char>() + index(row * row_stride()) * reference::format_info(spec_.format).bytes;
-  reference::encode_at(spec_.format, start, column, value);
+  auto* start = logits_.as<unsigned char>() + index(row * row_stride()) * oracle::format_info(spec_.format).bytes;
+  oracle::encode_at(spec_.format, start, column, value);
 }
 
 void LogitsCase::reset() {
@@ -149,7 +149,7 @@ void LogitsCase::make_outputs() {
     args_.dlogits = args_.logits;
     return;
   }
-  const std::size_t bytes = reference::format_info(spec_.format).bytes;
+  const std::size_t bytes = oracle::format_info(spec_.format).bytes;
   dlogits_ = GuardBuffer(matrix_bytes(), spec_.flush, index(spec_.misalignment) * bytes);
   args_.dlogits = make_matrix(dlogits_);
 }
@@ -160,7 +160,7 @@ void LogitsCase::add_divergence_outputs() {
   args_.agreement = make_output(spec_.rows, TILELOSS_UINT8);
 }
 
-reference::RowUpstream LogitsCase::upstream(std::int64_t row) const {
+oracle::RowUpstream LogitsCase::upstream(std::int64_t row) const {
   const auto value = [&](const std::vector<double>& values) { return values.empty() ? 0.0 : values[index(row)]; };
   return {value(logp_grad_), value(lse_grad_), value(entropy_grad_), value(mean_logit_grad_)};
 }
@@ -180,13 +180,13 @@ tools::OracleTensors LogitsCase::oracle_tensors() const {
 
 std::vector<double> LogitsCase::logits_row(std::int64_t row) const {
   std::vector<double> values(index(valid_columns()));
-  const std::size_t bytes = reference::format_info(spec_.format).bytes;
-  reference::decode_row(spec_.format, original_.data() + index(row * row_stride()) * bytes, values);
+  const std::size_t bytes = oracle::format_info(spec_.format).bytes;
+  oracle::decode_row(spec_.format, original_.data() + index(row * row_stride()) * bytes, values);
   return values;
 }
 
 const void* LogitsCase::dlogits_row(std::int64_t row) const {
-  const std::size_t bytes = reference::format_info(spec_.format).bytes;
+  const std::size_t bytes = oracle::format_info(spec_.format).bytes;
   return static_cast<const unsigned char*>(args_.dlogits.data) + index(row * row_stride()) * bytes;
 }
 
@@ -195,7 +195,7 @@ bool LogitsCase::surroundings_intact() const {
   if (!std::all_of(outputs_.begin(), outputs_.end(), intact)) return false;
   if (!spec_.dlogits) return true;
   if (!(spec_.in_place ? logits_ : dlogits_).canary_intact()) return false;
-  const std::size_t bytes = reference::format_info(spec_.format).bytes;
+  const std::size_t bytes = oracle::format_info(spec_.format).bytes;
   for (std::int64_t i = 0; i + 1 < spec_.rows; ++i) {
     const auto* gap = static_cast<const unsigned char*>(dlogits_row(i)) + index(spec_.vocab) * bytes;
     if (!std::all_of(gap, gap + index(spec_.stride_extra) * bytes, [](unsigned char byte) { return byte == 0xff; })) return false;

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "check/strict/guard_buffer.h"
-#include "reference/number_formats.h"
-#include "reference/oracle.h"
+#include "judge/strict/guard_buffer.h"
+#include "oracle/number_formats.h"
+#include "oracle/oracle.h"
 #include "support/oracle_options.h"
 #include "tests/shared/input_families.h"
 #include "tests/shared/judgement.h"
@@ -35,7 +35,7 @@ struct LogitsCaseSpec {
   std::int64_t valid_vocab = -1;  // columns from here on hold NaN; give the same to the options
   std::int64_t stride_extra = 0;  // the gaps between rows hold NaN
   std::int64_t misalignment = 0;  // in elements, of logits and dlogits
-  reference::NumberFormat format = reference::NumberFormat::kFloat32;
+  oracle::NumberFormat format = oracle::NumberFormat::kFloat32;
   Flush flush = Flush::kRight;
   std::string distribution = "normal";
   std::uint64_t seed = 1;
@@ -72,7 +72,7 @@ class LogitsCase {
   std::span<const double> token_weights() const { return token_weights_; }
   std::span<const double> class_weights() const { return class_weights_; }
   std::span<const double> loss_grad() const { return loss_grad_; }
-  reference::RowUpstream upstream(std::int64_t row) const;
+  oracle::RowUpstream upstream(std::int64_t row) const;
   tools::OracleTensors oracle_tensors() const;
 
   // The valid columns of a row's logits as given (also after an in-place call).
@@ -90,9 +90,7 @@ class LogitsCase {
   void add_divergence_outputs();
 
   const void* dlogits_row(std::int64_t row) const;
-  double dlogit(std::int64_t row, std::int64_t column) const {
-    return reference::decode_at(spec_.format, dlogits_row(row), column);
-  }
+  double dlogit(std::int64_t row, std::int64_t column) const { return oracle::decode_at(spec_.format, dlogits_row(row), column); }
   // Gaps between the rows of dlogits and what surrounds every output are as they were.
   bool surroundings_intact() const;
 

@@ -12,7 +12,7 @@ namespace {
 
 float* floats(const tileloss_vector& vector) { return static_cast<float*>(vector.data); }
 
-void write_row_outputs(LogitsCase& c, std::int64_t row, const reference::RowOutputs& outputs) {
+void write_row_outputs(LogitsCase& c, std::int64_t row, const oracle::RowOutputs& outputs) {
   const tileloss_args& args = c.args();
   const auto put = [&](const tileloss_vector& vector, double value) {
     if (vector.dtype != TILELOSS_NONE) floats(vector)[row] = static_cast<float>(value);
@@ -29,22 +29,22 @@ void write_row_outputs(LogitsCase& c, std::int64_t row, const reference::RowOutp
 void write_dlogits(LogitsCase& c, std::int64_t row, const std::vector<double>& gradient) {
   void* start = const_cast<void*>(c.dlogits_row(row));
   for (std::int64_t j = 0; j < c.spec().vocab; ++j) {
-    reference::encode_at(c.spec().format, start, j, j < c.valid_columns() ? gradient[static_cast<std::size_t>(j)] : 0.0);
+    oracle::encode_at(c.spec().format, start, j, j < c.valid_columns() ? gradient[static_cast<std::size_t>(j)] : 0.0);
   }
 }
 
 // The outputs of a perfect cross_entropy_value_and_grad.
 void write_cross_entropy(LogitsCase& c, const tileloss_cross_entropy_options& options) {
-  const reference::CrossEntropyOptions oracle_options = make_oracle_options(options);
-  const reference::CrossEntropy oracle(oracle_options, c.labels(), c.token_weights(), c.class_weights(), c.loss_grad());
-  std::vector<reference::RowLoss> losses;
-  reference::SoftmaxRow softmax;
-  reference::GradientRow gradient;
+  const oracle::CrossEntropyOptions oracle_options = make_oracle_options(options);
+  const oracle::CrossEntropy oracle(oracle_options, c.labels(), c.token_weights(), c.class_weights(), c.loss_grad());
+  std::vector<oracle::RowLoss> losses;
+  oracle::SoftmaxRow softmax;
+  oracle::GradientRow gradient;
   for (std::int64_t i = 0; i < c.spec().rows; ++i) {
     const bool ignored = oracle.is_ignored(i);
     const std::int64_t label = ignored ? 0 : c.labels()[static_cast<std::size_t>(i)];
     softmax.compute(oracle_options.transform, c.logits_row(i), label);
-    write_row_outputs(c, i, ignored ? reference::RowOutputs{} : softmax.outputs());
+    write_row_outputs(c, i, ignored ? oracle::RowOutputs{} : softmax.outputs());
     losses.push_back(oracle.row_loss(i, softmax));
     oracle.row_gradient(i, softmax, gradient);
     write_dlogits(c, i, gradient.gradient);
@@ -53,7 +53,7 @@ void write_cross_entropy(LogitsCase& c, const tileloss_cross_entropy_options& op
   if (!c.spec().per_row_loss) floats(c.args().loss)[0] = static_cast<float>(oracle.reduce(losses));
 }
 
-LogitsCaseSpec full_spec(reference::NumberFormat format, bool in_place) {
+LogitsCaseSpec full_spec(oracle::NumberFormat format, bool in_place) {
   LogitsCaseSpec spec;
   spec.rows = 7;
   spec.vocab = 129;
@@ -80,7 +80,7 @@ tileloss_cross_entropy_options full_options() {
 }
 
 TEST(LogitsCase, APerfectKernelPasses) {
-  for (const reference::NumberFormat format : kFormats) {
+  for (const oracle::NumberFormat format : kFormats) {
     for (const bool in_place : {false, true}) {
       LogitsCase c(full_spec(format, in_place));
       const tileloss_cross_entropy_options options = full_options();
@@ -96,7 +96,7 @@ TEST(LogitsCase, APerfectKernelPasses) {
 TEST(LogitsCase, EveryCorruptedOutputIsNamed) {
   const tileloss_cross_entropy_options options = full_options();
   const auto corrupted = [&](const std::function<void(LogitsCase&)>& corrupt) {
-    LogitsCase c(full_spec(reference::NumberFormat::kBfloat16, false));
+    LogitsCase c(full_spec(oracle::NumberFormat::kBfloat16, false));
     write_cross_entropy(c, options);
     corrupt(c);
     std::string failed;
@@ -119,14 +119,14 @@ TEST(LogitsCase, EveryCorruptedOutputIsNamed) {
             "argmax ");
   // Padding columns, and the gap between two rows.
   const auto set_dlogit = [](LogitsCase& c, std::int64_t column) {
-    reference::encode_at(c.spec().format, const_cast<void*>(c.dlogits_row(0)), column, 0.5);
+    oracle::encode_at(c.spec().format, const_cast<void*>(c.dlogits_row(0)), column, 0.5);
   };
   EXPECT_EQ(corrupted([&](LogitsCase& c) { set_dlogit(c, 125); }), "dlogits/nonzero_where_ignored ");
   EXPECT_EQ(corrupted([&](LogitsCase& c) { set_dlogit(c, 130); }), "surroundings_written ");
 }
 
 TEST(LogitsCase, IgnoredRowsAndPaddingHoldNaN) {
-  LogitsCaseSpec spec = full_spec(reference::NumberFormat::kFloat32, false);
+  LogitsCaseSpec spec = full_spec(oracle::NumberFormat::kFloat32, false);
   spec.rows = 40;
   const LogitsCase c(spec);
   const auto* logits = static_cast<const float*>(c.args().logits.data);
@@ -160,7 +160,7 @@ TEST(LogitsCase, UpstreamGradientsComeInEveryLayout) {
 
 TEST(LogitsCase, ValuesCanBeSetBeforeItIsSealed) {
   LogitsCaseSpec spec;
-  spec.format = reference::NumberFormat::kBfloat16;
+  spec.format = oracle::NumberFormat::kBfloat16;
   LogitsCase c(spec, LogitsCase::Open{});
   c.set_logit(2, 5, -INFINITY);
   c.seal();

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "reference/distillation.h"
+#include "oracle/distillation.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {

@@ -43,7 +43,7 @@ PolicyCase::PolicyCase(const PolicyCaseSpec& spec, tileloss_policy_loss_options&
   }
   summarize_rows();
   clear_entropy_masks(options);
-  const reference::PolicyOptions oracle_options = make_oracle_options(options, tensors_.sequence_length);
+  const oracle::PolicyOptions oracle_options = make_oracle_options(options, tensors_.sequence_length);
   tools::draw_policy_logps(draw, oracle_options, used_, rows_, tensors_);
   if (spec.with_nan != nullptr) {
     const auto first = std::find(used_.begin(), used_.end(), 1) - used_.begin();
@@ -77,8 +77,8 @@ void PolicyCase::mask_ignored_rows() {
 }
 
 void PolicyCase::summarize_rows() {
-  const reference::Transform transform = make_transform(options_.logit);
-  reference::SoftmaxRow softmax;
+  const oracle::Transform transform = make_transform(options_.logit);
+  oracle::SoftmaxRow softmax;
   rows_.resize(used_.size());
   for (std::size_t i = 0; i < used_.size(); ++i) {
     if (used_[i] == 0) continue;

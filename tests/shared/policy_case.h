@@ -13,7 +13,7 @@
 #include <deque>
 #include <vector>
 
-#include "check/oracles/policy.h"
+#include "judge/oracles/policy.h"
 #include "tests/shared/logits_case.h"
 
 namespace tileloss::test {

@@ -1,6 +1,6 @@
 #include "tests/shared/wanted_case.h"
 
-#include "check/inputs/targets.h"
+#include "judge/inputs/targets.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {
@@ -16,7 +16,7 @@ std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 SoftLabelCase::SoftLabelCase(const SoftLabelSpec& spec)
     : spec_(spec),
       row_(spec.row),
-      probs_(index(spec.row.rows * (spec.row.vocab + spec.stride_extra)) * reference::format_info(spec.probs_format).bytes,
+      probs_(index(spec.row.rows * (spec.row.vocab + spec.stride_extra)) * oracle::format_info(spec.probs_format).bytes,
              spec.row.flush) {
   const std::int64_t stride = spec.row.vocab + spec.stride_extra;
   for (std::int64_t i = 0; i < spec.row.rows; ++i) {
@@ -33,7 +33,7 @@ void SoftLabelCase::set_prob(std::int64_t row, std::int64_t column, double value
   encode_at(spec_.probs_format, probs_.data(), row * (spec_.row.vocab + spec_.stride_extra) + column, value);
 }
 double SoftLabelCase::prob(std::int64_t row, std::int64_t column) const {
-  return reference::decode_at(spec_.probs_format, probs_.data(), row * (spec_.row.vocab + spec_.stride_extra) + column);
+  return oracle::decode_at(spec_.probs_format, probs_.data(), row * (spec_.row.vocab + spec_.stride_extra) + column);
 }
 
 CheckResult SoftLabelCase::check(const tileloss_soft_cross_entropy_options& options) const {

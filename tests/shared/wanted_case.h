@@ -11,7 +11,7 @@ namespace tileloss::test {
 
 struct SoftLabelSpec {
   LogitsCaseSpec row;
-  reference::NumberFormat probs_format = reference::NumberFormat::kFloat32;
+  oracle::NumberFormat probs_format = oracle::NumberFormat::kFloat32;
   std::int64_t stride_extra = 0;
   double zeros = 0.3;  // share of the columns with probability 0
 };

@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "reference/oracle.h"
+#include "oracle/oracle.h"
 #include "tests/shared/input_families.h"
 
 namespace tileloss::tools {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 std::vector<double> make_row(const char* distribution, NumberFormat format, std::int64_t columns, std::int64_t label = -1,
                              std::int64_t row = 0, std::uint64_t seed = 1) {
-  std::vector<unsigned char> stored(static_cast<std::size_t>(columns) * reference::format_info(format).bytes);
+  std::vector<unsigned char> stored(static_cast<std::size_t>(columns) * oracle::format_info(format).bytes);
   fill_logits_row(*find_distribution(distribution), seed, row, label, format, stored.data(), columns);
   std::vector<double> values(static_cast<std::size_t>(columns));
-  reference::decode_row(format, stored.data(), values);
+  oracle::decode_row(format, stored.data(), values);
   return values;
 }
 
@@ -116,7 +116,7 @@ TEST(Distributions, ConfidentTargetsAreAboveOneMinusAMillionth) {
     for (std::int64_t row = 0; row < 5; ++row) {
       constexpr std::int64_t kColumns = 262144;
       const std::int64_t label = make_label({kColumns, 0.0, -100}, 1, row);
-      reference::SoftmaxRow softmax;
+      oracle::SoftmaxRow softmax;
       softmax.compute({}, make_row("confident", format, kColumns, label, row), label);
       EXPECT_LT(softmax.one_minus_p_label(), 1e-6);
       EXPECT_GT(softmax.one_minus_p_label(), 0.0);

@@ -12,7 +12,7 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 class SweepExp : public testing::TestWithParam<NumberFormat> {
  protected:
@@ -21,8 +21,8 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
     const auto rows = static_cast<std::int64_t>(x.size());
     std::vector<double> values;
     for (const double v : x) values.insert(values.end(), {0.0, v});
-    std::vector<unsigned char> logits(values.size() * reference::format_info(GetParam()).bytes);
-    reference::encode_row(GetParam(), values, logits.data());
+    std::vector<unsigned char> logits(values.size() * oracle::format_info(GetParam()).bytes);
+    oracle::encode_row(GetParam(), values, logits.data());
     const std::vector<std::int32_t> labels(x.size(), 0);
     RowStateArrays state(rows);
     tileloss_args args;
@@ -41,14 +41,14 @@ class SweepExp : public testing::TestWithParam<NumberFormat> {
     std::vector<double> x;
     for (int i = 0; i <= count; ++i) {
       unsigned char bits[4] = {};
-      reference::encode_at(GetParam(), bits, 0, from + (to - from) * i / count);
-      x.push_back(reference::decode_at(GetParam(), bits, 0));
+      oracle::encode_at(GetParam(), bits, 0, from + (to - from) * i / count);
+      x.push_back(oracle::decode_at(GetParam(), bits, 0));
     }
     return x;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, SweepExp, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
 
 // In units in the last place: a constant for the exponential itself (under 16-bit storage a polynomial one term shorter, or a
 // table), and 1.25 |x| for the exponent x log2(e), which is rounded to float32 once and whose log2(e) is a float32 too.
@@ -65,8 +65,8 @@ TEST_P(SweepExp, StaysWithinItsStatedErrorOverItsRange) {
       worst = std::max(worst, ulps);
       worst_of_allowed = std::max(worst_of_allowed, ulps / (constant + 1.25 * std::fabs(x[i])));
     }
-    std::printf("%s exp on [%g, %g]: at most %.2f ULP, %.2f of what is allowed\n", reference::format_info(GetParam()).name, from,
-                to, worst, worst_of_allowed);
+    std::printf("%s exp on [%g, %g]: at most %.2f ULP, %.2f of what is allowed\n", oracle::format_info(GetParam()).name, from, to,
+                worst, worst_of_allowed);
     EXPECT_LE(worst_of_allowed, 1);
   }
 }

@@ -41,7 +41,7 @@ unsigned word_after(unsigned word, const std::function<void()>& body) {
 }
 
 // Logits and weights that include subnormal numbers, and gradients that underflow.
-LogitsCase make_case(reference::NumberFormat format) {
+LogitsCase make_case(oracle::NumberFormat format) {
   LogitsCase c({.rows = 40,
                 .vocab = 1500,
                 .format = format,
@@ -50,7 +50,7 @@ LogitsCase make_case(reference::NumberFormat format) {
                 .class_weights = true,
                 .extra_outputs = true},
                LogitsCase::Open{});
-  for (std::int64_t j = 0; j < 1500; j += 3) c.set_logit(1, j, reference::format_info(format).smallest_step);
+  for (std::int64_t j = 0; j < 1500; j += 3) c.set_logit(1, j, oracle::format_info(format).smallest_step);
   c.seal();
   return c;
 }
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(OfTheHost, ControlWord,
                                          kDefault | kRoundDown, kDefault | kRoundToZero));
 
 TEST_P(ControlWord, IsRestoredAndChangesNoBit) {
-  for (const reference::NumberFormat format : kFormats) {
+  for (const oracle::NumberFormat format : kFormats) {
     LogitsCase c = make_case(format);
     tileloss_cross_entropy_options options = cross_entropy_options();
     options.label_smoothing = 0.1;

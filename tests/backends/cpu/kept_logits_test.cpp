@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/isa/isa.h"
-#include "check/strict/guard_buffer.h"
+#include "judge/strict/guard_buffer.h"
 #include "support/synthetic.h"
 
 namespace tileloss::test {

@@ -58,7 +58,7 @@ TEST(Matmul, PacksABlockPartByPart) {
         }
         const std::int64_t floats = (kRows + t.b_panel - 1) / t.b_panel * t.b_panel * words;
         ASSERT_EQ(std::memcmp(expected.data(), got.data(), static_cast<std::size_t>(floats) * sizeof(float)), 0)
-            << reference::format_info(format).name << " layout " << static_cast<int>(layout);
+            << oracle::format_info(format).name << " layout " << static_cast<int>(layout);
       }
     }
   }
@@ -77,7 +77,7 @@ TEST(Matmul, WritesSumsRoundedOnce) {
     for (const std::int64_t columns : {1, 15, 32, 64, 100}) {
       for (const Layout layout : {Layout::kAlongK, Layout::kAlongRows, Layout::kStrided}) {
         for (const bool adds : {false, true}) {
-          const auto bytes = static_cast<std::int64_t>(reference::format_info(format).bytes);
+          const auto bytes = static_cast<std::int64_t>(oracle::format_info(format).bytes);
           const std::int64_t row_stride = layout == Layout::kAlongRows ? 1
                                           : layout == Layout::kStrided ? 2 * columns + 1
                                                                        : 64 + columns / 65 * 64;
@@ -90,7 +90,7 @@ TEST(Matmul, WritesSumsRoundedOnce) {
           for (std::int64_t i = 0; i < kRows; ++i) {
             for (std::int64_t j = 0; j < columns; ++j) {
               written[static_cast<std::size_t>(at(i, j))] = true;
-              if (adds) reference::encode_at(format, got.data(), at(i, j), old(i, j));
+              if (adds) oracle::encode_at(format, got.data(), at(i, j), old(i, j));
             }
           }
           table().write(sums.data(), kSumsStride, kRows, columns, {got.data(), storage_of(format), row_stride, col_stride},
@@ -99,15 +99,15 @@ TEST(Matmul, WritesSumsRoundedOnce) {
             for (std::int64_t j = 0; j < columns; ++j) {
               const float sum = sums[static_cast<std::size_t>(i * kSumsStride + j)];
               const double value = adds ? static_cast<double>(static_cast<float>(old(i, j)) + sum) : sum;
-              const double wanted = reference::decode(format, reference::encode(format, value));
-              const double is = reference::decode_at(format, got.data(), at(i, j));
+              const double wanted = oracle::decode(format, oracle::encode(format, value));
+              const double is = oracle::decode_at(format, got.data(), at(i, j));
               ASSERT_TRUE(std::isnan(wanted) ? std::isnan(is) : is == wanted && std::signbit(is) == std::signbit(wanted))
-                  << reference::format_info(format).name << " [" << i << "," << j << "]: " << is << ", not " << wanted;
+                  << oracle::format_info(format).name << " [" << i << "," << j << "]: " << is << ", not " << wanted;
             }
           }
           for (std::int64_t e = 0; e < elements; ++e) {
             if (written[static_cast<std::size_t>(e)]) continue;
-            ASSERT_TRUE(std::isnan(reference::decode_at(format, got.data(), e)));
+            ASSERT_TRUE(std::isnan(oracle::decode_at(format, got.data(), e)));
           }
         }
       }

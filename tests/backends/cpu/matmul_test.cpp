@@ -31,7 +31,7 @@ struct ProductSpec {
 
 std::string describe(const ProductSpec& s) {
   const auto matrix = [](const MatrixSpec& x) {
-    return std::string(reference::format_info(x.format).name) + " layout " + std::to_string(static_cast<int>(x.layout));
+    return std::string(oracle::format_info(x.format).name) + " layout " + std::to_string(static_cast<int>(x.layout));
   };
   return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.depth) + ", " + matrix(s.a) + " by " +
          matrix(s.b) + (s.compute == Compute::kBfloat16 ? " in bfloat16" : " in float32") + (s.accumulate ? " accumulated" : "") +
@@ -159,7 +159,7 @@ TEST(Matmul, PacksAnyPartOfAMatrix) {
           const std::int64_t panel = side == Side::kLeft ? table().a_panel : table().b_panel;
           const std::int64_t floats = (kRows + panel - 1) / panel * panel * table().words(kDepth, compute);
           ASSERT_EQ(std::memcmp(expected.data(), got.data(), static_cast<std::size_t>(floats) * sizeof(float)), 0)
-              << reference::format_info(format).name << " layout " << static_cast<int>(layout);
+              << oracle::format_info(format).name << " layout " << static_cast<int>(layout);
         }
       }
     }

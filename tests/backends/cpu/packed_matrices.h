@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "backends/cpu/isa/isa.h"
-#include "check/strict/guard_buffer.h"
-#include "reference/number_formats.h"
+#include "judge/strict/guard_buffer.h"
+#include "oracle/number_formats.h"
 #include "support/synthetic.h"
 #include "tests/shared/input_families.h"
 
@@ -22,7 +22,7 @@ using impl::cpu::Compute;
 using impl::cpu::MatmulTable;
 using impl::cpu::Operand;
 using impl::cpu::Store;
-using reference::NumberFormat;
+using oracle::NumberFormat;
 using tools::Random;
 using tools::Stream;
 
@@ -76,14 +76,14 @@ class Matrix {
   }
 
   void set(std::int64_t i, std::int64_t k, double value) {
-    reference::encode_at(spec_.format, memory_.data(), first_ + i * row_stride_ + k * k_stride_, value);
+    oracle::encode_at(spec_.format, memory_.data(), first_ + i * row_stride_ + k * k_stride_, value);
   }
   void make_read_only() { memory_.make_read_only(); }
   // As the products see it.
   double at(std::int64_t i, std::int64_t k, Compute compute) const {
-    const double x = reference::decode_at(spec_.format, memory_.data(), first_ + i * row_stride_ + k * k_stride_);
+    const double x = oracle::decode_at(spec_.format, memory_.data(), first_ + i * row_stride_ + k * k_stride_);
     if (compute == Compute::kFloat32) return x;
-    return reference::decode(NumberFormat::kBfloat16, reference::encode(NumberFormat::kBfloat16, x));
+    return oracle::decode(NumberFormat::kBfloat16, oracle::encode(NumberFormat::kBfloat16, x));
   }
   Operand operand() const {
     return {memory_.as<unsigned char>() + first_ * static_cast<std::int64_t>(info().bytes), storage_of(spec_.format), row_stride_,
@@ -93,7 +93,7 @@ class Matrix {
   std::int64_t depth() const { return depth_; }
 
  private:
-  const reference::FormatInfo& info() const { return reference::format_info(spec_.format); }
+  const oracle::FormatInfo& info() const { return oracle::format_info(spec_.format); }
 
   MatrixSpec spec_;
   std::int64_t rows_, depth_, row_stride_ = 0, k_stride_ = 0, first_ = 0;

@@ -6,13 +6,13 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS};
 
 class SchedulesOf : public testing::TestWithParam<NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SchedulesOf, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
 
 TEST_P(SchedulesOf, LogpAndTheOtherOutputsAreBitwiseTheSameInEverySchedule) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {

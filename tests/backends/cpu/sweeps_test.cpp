@@ -14,12 +14,12 @@
 namespace tileloss::test {
 namespace {
 
-using reference::NumberFormat;
+using oracle::NumberFormat;
 
 constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS};
 
 std::string describe(const LogitsCaseSpec& s) {
-  return std::string(reference::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) +
+  return std::string(oracle::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) +
          "] valid " + std::to_string(s.valid_vocab) + " stride +" + std::to_string(s.stride_extra) + " misaligned " +
          std::to_string(s.misalignment) + (s.flush == Flush::kRight ? " flush right " : " flush left ") + s.distribution +
          (s.in_place ? " in place" : "");
@@ -36,7 +36,7 @@ testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const
 
 class SweepsOf : public testing::TestWithParam<NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SweepsOf, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(reference::format_info(param.param).name); });
+                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
 
 // Every small size with every schedule and side of the guard page; strides, misalignments and row counts take turns.
 TEST_P(SweepsOf, StayInBoundsAndAgreeAtEverySmallSize) {

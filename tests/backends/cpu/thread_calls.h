@@ -13,7 +13,7 @@ namespace tileloss::test {
 inline LogitsCaseSpec large_spec(std::uint64_t seed = 1) {
   return {.rows = 64,
           .vocab = 3000,
-          .format = reference::NumberFormat::kBfloat16,
+          .format = oracle::NumberFormat::kBfloat16,
           .seed = seed,
           .ignore_prob = 0.1,
           .extra_outputs = true};

@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "backends/cuda/cuda_backend.h"
-#include "bench/bench_run.h"
+#include "roofs/bench_run.h"
 #include "tests/cuda_on_host/device_code.h"
 #include "tests/shared/gradcheck_call.h"
 

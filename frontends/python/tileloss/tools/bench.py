@@ -17,7 +17,7 @@ from tileloss.tools.printable import compact, print_columns, print_options
 from tileloss.tools.requests import run_request
 from tileloss.tools.results import ResultWriter
 
-# The keys of the request (src/bench/bench_request.cpp), which has their defaults, types and ranges.
+# The keys of the request (src/roofs/bench_request.cpp), which has their defaults, types and ranges.
 _VALUES = {
     "loss": "cross_entropy (default), logprobs, ...",
     "preset": "of a policy loss: grpo, gspo, ...",

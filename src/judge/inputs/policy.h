@@ -1,0 +1,28 @@
+// What a policy loss takes, drawn or from the file; and the mask of every function that takes one.
+#ifndef TILELOSS_JUDGE_INPUTS_POLICY_H_
+#define TILELOSS_JUDGE_INPUTS_POLICY_H_
+
+#include <cstring>
+#include <vector>
+
+#include "judge/inputs/checked_function.h"
+
+namespace tileloss::tools {
+
+// Of a tensor's bytes.
+template <class T>
+T element(const std::vector<char>& data, size_t index) {
+  T value{};
+  std::memcpy(&value, data.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+// One a row, as 0 and 1: what the file has, or drawn.
+std::vector<uint8_t> make_mask(const GradcheckConfig& config, const InputRows* rows, int64_t count);
+
+// Sequences, advantages, and old, ref and sampler logp near what the oracle finds in the rows.
+extern const OwnInputs kPolicyInputs;
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_JUDGE_INPUTS_POLICY_H_

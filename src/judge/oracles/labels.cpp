@@ -1,0 +1,133 @@
+// Losses of labels alone: cross_entropy and logprobs.
+#include <cmath>
+
+#include "judge/oracles/oracle.h"
+#include "support/oracle_options.h"
+
+namespace tileloss::tools {
+namespace {
+
+using oracle::RowLoss;
+using oracle::RowUpstream;
+
+double upstream_at(const std::vector<double>& values, std::int64_t row) {
+  if (values.empty()) return 0;
+  return values[values.size() == 1 ? 0 : static_cast<std::size_t>(row)];
+}
+
+class CrossEntropyOracle : public Oracle {
+ public:
+  CrossEntropyOracle(const Function& function, OracleTensors tensors)
+      : tensors_(std::move(tensors)), loss_grad_(tensors_.loss_grad) {
+    if (function.per_row_loss() && loss_grad_.size() == 1) loss_grad_.assign(tensors_.labels.size(), loss_grad_[0]);
+    const auto options = make_oracle_options(*static_cast<const tileloss_cross_entropy_options*>(function.options()));
+    oracle_ = std::make_unique<oracle::CrossEntropy>(options, tensors_.labels, tensors_.token_weights, tensors_.class_weights,
+                                                     loss_grad_);
+  }
+
+  std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*oracle_); }
+  double reduce(std::span<const RowLoss> losses) const override { return oracle_->reduce(losses); }
+  double loss_upstream(std::int64_t row) const override { return oracle_->upstream(row); }
+
+ private:
+  class Row : public LabelRow {
+   public:
+    explicit Row(const oracle::CrossEntropy& oracle) : LabelRow(oracle.options().transform), oracle_(oracle) {}
+    void compute_loss(const oracle::SoftmaxRow& softmax) override {
+      oracle_.row_gradient(values_.row, softmax, values_.gradient);
+      values_.loss = oracle_.row_loss(values_.row, softmax);
+      values_.loss_magnitude = loss_magnitude(softmax, values_.loss, values_.error_of_z);
+    }
+    std::vector<std::pair<std::string, double>> terms() const override {
+      const RowLoss& loss = values_.loss;
+      return {{"token_weight", oracle_.token_weight(values_.row)},
+              {"nll", loss.cross_entropy - loss.smoothing},
+              {"smoothing", loss.smoothing},
+              {"z_loss", loss.z_loss},
+              {"share", oracle_.cross_entropy_factor()},
+              {"z_loss_share", oracle_.z_loss_factor()},
+              {"loss_grad", oracle_.upstream(values_.row)}};
+    }
+
+   private:
+    const oracle::CrossEntropy& oracle_;
+  };
+
+  OracleTensors tensors_;
+  std::vector<double> loss_grad_;
+  std::unique_ptr<oracle::CrossEntropy> oracle_;
+};
+
+class LogprobsOracle : public Oracle {
+ public:
+  LogprobsOracle(const Function& function, OracleTensors tensors)
+      : transform_(make_transform(function)), tensors_(std::move(tensors)) {}
+
+  std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*this); }
+  double reduce(std::span<const RowLoss>) const override { return 0; }
+  RowUpstream row_upstream(std::int64_t row) const override {
+    return {upstream_at(tensors_.logp_grad, row), upstream_at(tensors_.lse_grad, row), upstream_at(tensors_.entropy_grad, row),
+            upstream_at(tensors_.mean_logit_grad, row)};
+  }
+
+ private:
+  class Row : public LabelRow {
+   public:
+    explicit Row(const LogprobsOracle& oracle) : LabelRow(oracle.transform_), oracle_(oracle) {}
+    void compute_loss(const oracle::SoftmaxRow& softmax) override {
+      oracle::logprobs_gradient(softmax, oracle_.row_upstream(values_.row), values_.gradient);
+    }
+    std::vector<std::pair<std::string, double>> terms() const override {
+      const RowUpstream upstream = oracle_.row_upstream(values_.row);
+      return {{"logp_grad", upstream.logp},
+              {"lse_grad", upstream.lse},
+              {"entropy_grad", upstream.entropy},
+              {"mean_logit_grad", upstream.mean}};
+    }
+
+   private:
+    const LogprobsOracle& oracle_;
+  };
+
+  oracle::Transform transform_;
+  OracleTensors tensors_;
+};
+
+}  // namespace
+
+void OracleRow::start(const GivenRow& given, const oracle::SoftmaxRow& softmax, const oracle::SoftmaxRow& of_logp) {
+  given_ = given;
+  values_.row = given.logits.row;
+  values_.softmax = &softmax;
+  values_.of_logp = &of_logp;
+  values_.error_of_z = error_of_z(softmax, given.logits);
+  values_.outputs = softmax.outputs();
+  values_.outputs.own.logp = of_logp.outputs().logp;
+  values_.magnitudes = output_magnitudes(softmax, values_.error_of_z);
+  if (&of_logp != &softmax) values_.magnitudes[kLogp] = output_magnitudes(of_logp, error_of_z(of_logp, given.logits))[kLogp];
+}
+
+const OracleValues& LabelRow::compute(const GivenRow& given) {
+  softmax_.compute(transform_, given.logits.logits, given.label);
+  start(given, softmax_, softmax_);
+  compute_loss(softmax_);
+  values_.reference = make_row_reference(softmax_, values_.gradient);
+  return values_;
+}
+
+double Oracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }
+
+// The kernel gets the temperature as the caller gives it, in double, and so does the oracle.
+oracle::Transform make_transform(const Function& function) {
+  return make_transform(static_cast<const tileloss_logprobs_options*>(function.options())->logit);
+}
+
+std::unique_ptr<Oracle> make_cross_entropy(const Function& function, OracleTensors tensors) {
+  return std::make_unique<CrossEntropyOracle>(function, std::move(tensors));
+}
+
+std::unique_ptr<Oracle> make_logprobs(const Function& function, OracleTensors tensors) {
+  return std::make_unique<LogprobsOracle>(function, std::move(tensors));
+}
+
+}  // namespace tileloss::tools

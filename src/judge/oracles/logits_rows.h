@@ -1,0 +1,51 @@
+// Rows of logits in double, stored or of a product, and what float32 may get wrong in each.
+#ifndef TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_
+#define TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "oracle/linear.h"
+#include "oracle/oracle.h"
+
+namespace tileloss::tools {
+
+struct LogitsRow {
+  std::int64_t row = 0;
+  std::span<const double> logits;
+  // Of a product, what float32 may get wrong in each logit: as the terms of its own sum have it, for gradients; and the bound for
+  // row outputs, 2^-24 sqrt(H) ||hidden_i|| max ||head_j|| and the bias's rounding. Of stored logits nothing.
+  std::span<const double> errors = {};
+  double output_error = 0;
+};
+
+// The output error, of z.
+double error_of_z(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
+// The mean error of a gradient's logits, weighted by p.
+double mean_error(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
+
+// The gradients with the LM head.
+enum class LinearOutput { kDhidden, kDhead, kDbias };
+const char* name_of(LinearOutput output);
+std::span<const double> gradient_of(const oracle::LinearGradients& gradients, LinearOutput which);
+
+// Lengths of the operands' rows.
+struct LinearNorms {
+  explicit LinearNorms(const oracle::LinearOperands& operands);
+
+  std::vector<double> hidden, head;  // [N], [vocab]
+  double max_hidden = 0, max_head = 0, max_bias = 0;
+};
+
+// Rows of logits that are held at a time: each is as long as the vocabulary, in double.
+constexpr std::size_t kBlockRows = 64;
+// The logits of `rows`, a block of them at a time.
+void for_each_linear_row(const oracle::LinearOperands& operands, const LinearNorms& norms, std::span<const std::int64_t> rows,
+                         const std::function<void(const LogitsRow&)>& work);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_

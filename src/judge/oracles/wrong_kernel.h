@@ -1,0 +1,55 @@
+// Kernels of one function that get a row wrong as a plausible bug would. Most are right for another call, of other options or
+// tensors: the oracle of that call says what they compute.
+#ifndef TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_
+#define TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "judge/oracles/oracle.h"
+
+namespace tileloss::tools {
+
+struct WrongCall {
+  Function function;
+  OracleTensors tensors;
+  // Makes another target of the row's; `target` has its memory.
+  void (*change_target)(GivenRow& given, std::vector<double>& target) = nullptr;
+  bool is_by_row = false;  // the kernel is right for no call: OracleRow::set_wrong
+};
+
+struct WrongKernel {
+  const char* name;
+  const char* description;
+  bool has_value;  // a row's loss, divergence or teacher's entropy shows it too
+  // Makes of the right call the one that the kernel is right for. False: the options cannot tell it from the right one.
+  bool (*change)(WrongCall& call);
+};
+
+std::span<const WrongKernel> wrong_policy_losses();
+std::span<const WrongKernel> wrong_distillations();
+std::span<const WrongKernel> wrong_sparse_distillations();
+std::span<const WrongKernel> wrong_soft_cross_entropies();
+
+class WrongOracle {
+ public:
+  WrongOracle(const WrongKernel& kernel, MakeOracle make, WrongCall call);
+
+  const WrongKernel& kernel() const { return *kernel_; }
+  // What it has over the right one, whose row is computed; 0 where that is not finite.
+  WrongRow compare(const OracleRow& right) const;
+
+ private:
+  const WrongKernel* kernel_;
+  WrongCall call_;
+  std::unique_ptr<Oracle> oracle_;
+};
+
+// Of those that the options can tell.
+std::vector<WrongOracle> wrong_oracles(std::span<const WrongKernel> kernels, MakeOracle make, const Function& function,
+                                       const OracleTensors& tensors);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_

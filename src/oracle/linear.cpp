@@ -1,0 +1,145 @@
+#include "oracle/linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace tileloss::oracle {
+namespace {
+
+// Pieces of the vocabulary or of H that threads take, in elements: whole tiles, and whole cache lines of every type.
+constexpr std::int64_t kGranule = 192;
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+float as_seen(NumberFormat compute, double value) {
+  return static_cast<float>(compute == NumberFormat::kFloat32 ? value : decode(compute, encode(compute, value)));
+}
+
+std::vector<float> gather(std::span<const float> values, std::int64_t width, std::span<const std::int64_t> rows) {
+  std::vector<float> gathered;
+  gathered.reserve(rows.size() * index(width));
+  for (const std::int64_t row : rows) {
+    const auto begin = values.begin() + row * width;
+    gathered.insert(gathered.end(), begin, begin + width);
+  }
+  return gathered;
+}
+
+std::vector<float> squares(std::span<const float> values) {
+  std::vector<float> squared(values.size());
+  std::transform(values.begin(), values.end(), squared.begin(), [](float value) { return value * value; });
+  return squared;
+}
+
+// out = x head^T
+void multiply_by_head(const LinearOperands& o, std::span<const float> x, std::span<const float> head, std::span<double> out) {
+  const std::int64_t rows = static_cast<std::int64_t>(x.size()) / o.hidden;
+  if (out.size() != index(rows * o.vocab)) throw std::invalid_argument("logits: wrong size");
+  std::fill(out.begin(), out.end(), 0.0);
+  split_work(o.threads, o.vocab, kGranule, [&](std::int64_t begin, std::int64_t end) {
+    add_product({rows, o.hidden, end - begin}, View<float>{x.data(), o.hidden, 1},
+                View<float>{head.data() + begin * o.hidden, 1, o.hidden}, out.data() + begin, o.vocab);
+  });
+}
+
+}  // namespace
+
+LinearOperands make_operands(const StoredMatrix& hidden, const StoredMatrix& head, std::int64_t vocab,
+                             std::span<const float> bias, NumberFormat compute, std::span<const std::uint8_t> used, int threads) {
+  if (hidden.cols != head.cols) throw std::invalid_argument("hidden and head differ in H");
+  if (vocab < 1 || vocab > head.rows) throw std::invalid_argument("vocab: out of the head's rows");
+  if (compute == NumberFormat::kFloat16) throw std::invalid_argument("compute: expected float32 or bfloat16");
+  if (!bias.empty() && bias.size() < index(vocab)) throw std::invalid_argument("bias: too short");
+  if (!used.empty() && used.size() != index(hidden.rows)) throw std::invalid_argument("used: wrong size");
+  LinearOperands o{hidden.rows, vocab, hidden.cols, compute, threads, {}, {}, {}};
+  o.hidden_values.assign(index(o.rows * o.hidden), 0.0F);
+  for (std::int64_t i = 0; i < o.rows; ++i) {
+    if (!used.empty() && used[index(i)] == 0) continue;
+    for (std::int64_t h = 0; h < o.hidden; ++h) o.hidden_values[index(i * o.hidden + h)] = as_seen(compute, hidden.at(i, h));
+  }
+  o.head_values.resize(index(vocab * o.hidden));
+  split_work(threads, vocab, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t v = begin; v < end; ++v) {
+      for (std::int64_t h = 0; h < o.hidden; ++h) o.head_values[index(v * o.hidden + h)] = as_seen(compute, head.at(v, h));
+    }
+  });
+  if (!bias.empty()) o.bias.assign(bias.begin(), bias.begin() + vocab);
+  return o;
+}
+
+void linear_logits(const LinearOperands& o, std::span<const std::int64_t> rows, std::span<double> logits) {
+  multiply_by_head(o, gather(o.hidden_values, o.hidden, rows), o.head_values, logits);
+  if (o.bias.empty()) return;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t v = 0; v < o.bias.size(); ++v) logits[r * o.bias.size() + v] += o.bias[v];
+  }
+}
+
+void linear_spread(const LinearOperands& o, std::span<const std::int64_t> rows, std::span<double> spread) {
+  multiply_by_head(o, squares(gather(o.hidden_values, o.hidden, rows)), squares(o.head_values), spread);
+  for (double& value : spread) value = std::sqrt(value);
+}
+
+LinearGradients::LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad)
+    : operands_(operands), needs_grad_(needs_grad) {
+  const auto make = [](bool needs, std::int64_t size, std::vector<double>& gradient, std::vector<float>& error) {
+    if (!needs) return;
+    gradient.assign(index(size), 0.0);
+    error.assign(index(size), 0.0F);
+  };
+  make(needs_grad.dhidden, operands.rows * operands.hidden, dhidden_, dhidden_error_);
+  make(needs_grad.dhead, operands.vocab * operands.hidden, dhead_, dhead_error_);
+  make(needs_grad.dbias, operands.vocab, dbias_, dbias_error_);
+}
+
+void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const double> dlogits) {
+  if (dlogits.size() != rows.size() * index(operands_.vocab)) throw std::invalid_argument("dlogits: wrong size");
+  rounding_.resize(dlogits.size());
+  split_work(operands_.threads, static_cast<std::int64_t>(dlogits.size()), kGranule, [&](std::int64_t begin, std::int64_t end) {
+    for (std::size_t at = index(begin); at < index(end); ++at) {
+      rounding_[at] = decode(operands_.compute, encode(operands_.compute, dlogits[at])) - dlogits[at];
+    }
+  });
+  if (needs_grad_.dhidden) add_dhidden(rows, dlogits);
+  if (needs_grad_.dhead) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
+  if (needs_grad_.dbias) add_dbias(dlogits);
+}
+
+void LinearGradients::add_dhidden(std::span<const std::int64_t> rows, std::span<const double> dlogits) {
+  const std::int64_t hidden = operands_.hidden, vocab = operands_.vocab;
+  const auto count = static_cast<std::int64_t>(rows.size());
+  std::vector<double> block(index(count * hidden), 0.0);
+  std::vector<float> error(index(count * hidden), 0.0F);
+  split_work(operands_.threads, hidden, kGranule, [&](std::int64_t begin, std::int64_t end) {
+    const ProductSizes sizes{count, vocab, end - begin};
+    const View<float> head{operands_.head_values.data() + begin, hidden, 1};
+    add_product(sizes, View<double>{dlogits.data(), vocab, 1}, head, block.data() + begin, hidden);
+    add_product(sizes, View<double>{rounding_.data(), vocab, 1}, head, error.data() + begin, hidden);
+  });
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t row = rows[index(r)];
+    std::copy_n(block.begin() + r * hidden, hidden, dhidden_.begin() + row * hidden);
+    std::copy_n(error.begin() + r * hidden, hidden, dhidden_error_.begin() + row * hidden);
+  }
+}
+
+void LinearGradients::add_dhead(std::span<const float> hidden_rows, std::span<const double> dlogits) {
+  const std::int64_t hidden = operands_.hidden, vocab = operands_.vocab;
+  const std::int64_t count = static_cast<std::int64_t>(dlogits.size()) / vocab;
+  split_work(operands_.threads, vocab, kGranule, [&](std::int64_t begin, std::int64_t end) {
+    const ProductSizes sizes{end - begin, count, hidden};
+    const View<float> x{hidden_rows.data(), hidden, 1};
+    add_product(sizes, View<double>{dlogits.data() + begin, 1, vocab}, x, dhead_.data() + begin * hidden, hidden);
+    add_product(sizes, View<double>{rounding_.data() + begin, 1, vocab}, x, dhead_error_.data() + begin * hidden, hidden);
+  });
+}
+
+void LinearGradients::add_dbias(std::span<const double> dlogits) {
+  for (std::size_t at = 0; at < dlogits.size(); ++at) {
+    dbias_[at % dbias_.size()] += dlogits[at];
+    dbias_error_[at % dbias_.size()] += static_cast<float>(rounding_[at]);
+  }
+}
+
+}  // namespace tileloss::oracle

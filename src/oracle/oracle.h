@@ -1,0 +1,185 @@
+// The independent double-precision oracle: losses over logits, and their gradients, straight from the definitions in
+// docs (cross-entropy, log-softmax, entropy; the chain rule in its natural form). It shares no code with the kernels.
+//
+// It streams: a row is given as doubles (the exact values of the stored low-precision logits, valid columns only), so that no
+// [rows, vocab] array in double is ever held. Cost: one exp an element for the value and the gradient together.
+//
+// Accuracy: about 1e-14 relative for logp, lse, entropy and every gradient component that is not itself a difference of equal
+// terms, also for confident targets (1 - p_y is a sum of the others) and common offsets (max and log of the sum stay apart).
+//
+// All functions are const and share nothing: rows may run on any threads, each with its own SoftmaxRow and GradientRow.
+//
+//   oracle::CrossEntropy oracle(options, labels, token_weights, class_weights, loss_grad);
+//   for each row i that is not oracle.is_ignored(i):
+//     softmax.compute(options.transform, logits_as_double, labels[i]);
+//     losses[i] = oracle.row_loss(i, softmax);
+//     oracle.row_gradient(i, softmax, gradient);
+//   double loss = oracle.reduce(losses);
+#ifndef TILELOSS_ORACLE_ORACLE_H_
+#define TILELOSS_ORACLE_ORACLE_H_
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace tileloss::oracle {
+
+// generated: enums temperature_on, reduction
+enum class TemperatureOn { kLogits, kLogprob };
+enum class Reduction { kNone, kSum, kMean };
+// end of generated
+
+// z = softcap(logit_scale * x) / temperature. With kLogprob the softmax is taken at temperature 1 and logp is divided by it.
+struct Transform {
+  double logit_scale = 1.0;
+  double softcap = 0.0;  // 0: off
+  double temperature = 1.0;
+  TemperatureOn temperature_on = TemperatureOn::kLogits;
+
+  bool is_identity() const { return logit_scale == 1.0 && softcap == 0.0 && logit_temperature() == 1.0; }
+  double logit_temperature() const { return temperature_on == TemperatureOn::kLogits ? temperature : 1.0; }
+  double logp_temperature() const { return temperature_on == TemperatureOn::kLogprob ? temperature : 1.0; }
+};
+
+// A default-constructed RowOutputs is what an ignored row gives.
+struct RowOutputs {
+  double logp = 0.0;  // at the label; divided by the temperature with TemperatureOn::kLogprob
+  double lse = 0.0;
+  double entropy = 0.0;  // nats
+  double log_sum_sq_probs = 0.0;
+  double mean_logit = 0.0;   // of z
+  std::int64_t argmax = -1;  // lowest index on ties; -1 if the row holds a NaN
+  bool correct = false;
+};
+
+// One row's softmax. The buffers are kept from row to row.
+class SoftmaxRow {
+ public:
+  // `logits`: the valid columns. 0 <= label < logits.size().
+  void compute(const Transform& transform, std::span<const double> logits, std::int64_t label);
+
+  RowOutputs outputs() const;
+
+  std::int64_t vocab() const { return static_cast<std::int64_t>(exps_.size()); }
+  std::int64_t label() const { return label_; }
+  const Transform& transform() const { return transform_; }
+  double max() const { return max_; }           // m
+  double log_sum() const { return log_sum_; }   // log sum exp(z - m): lse = max + log_sum
+  double sum() const { return 1.0 + others_; }  // sum exp(z - m)
+  double logp() const;                          // log p_y of the softmax, before any division by T
+  double entropy() const;                       // H
+  double one_minus_p_label() const;             // the sum of the others, not a difference
+  double p(std::int64_t column) const { return exps_[static_cast<std::size_t>(column)] / sum(); }
+  double dz_dx(std::int64_t column) const { return slopes_.empty() ? slope_ : slopes_[static_cast<std::size_t>(column)]; }
+  double largest_slope() const { return transform_.logit_scale / transform_.logit_temperature(); }  // dz/dx where z is 0
+  std::span<const double> logits_z() const { return z_; }                                           // z
+  std::span<const double> exps() const { return exps_; }                                            // exp(z - m)
+  std::span<const double> slopes() const { return slopes_; }  // dz/dx, empty if the same for all columns: slope()
+  double slope() const { return slope_; }
+
+ private:
+  void apply_transform(std::span<const double> logits);
+
+  Transform transform_;
+  std::int64_t label_ = 0;
+  std::int64_t argmax_ = -1;
+  double max_ = 0.0;
+  double others_ = 0.0;       // sum of exp(z - m) without the argmax's column
+  double entropy_sum_ = 0.0;  // sum of (m - z) exp(z - m)
+  double square_sum_ = 0.0;   // sum of exp(2 (z - m)) without the argmax's column
+  double log_sum_ = 0.0;
+  double mean_logit_ = 0.0;
+  double slope_ = 1.0;
+  std::vector<double> z_, exps_, slopes_;
+};
+
+// A row's gradient in four numbers: dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform u_j, where u_j is the
+// class weight, 1 if there are none. Only to be shown: the gradient is not made of them.
+struct RowCoefficients {
+  double target = 0.0;
+  double prob = 0.0;
+  double prob_logp = 0.0;
+  double uniform = 0.0;
+};
+
+// A row's gradient with respect to the logits x as stored, and what is needed to judge an approximation of it.
+struct GradientRow {
+  std::vector<double> gradient;   // dL/dx
+  std::vector<double> magnitude;  // the sum of the absolute values of the terms that make up each component: what float32
+                                  // arithmetic loses bits of when they cancel. Equal to |gradient| when nothing cancels.
+                                  // H counts 1 more if the label is not the largest: its log S then holds that column's 1
+  std::vector<double> blur;       // what an error of the coefficients themselves may add to each component; empty: nothing
+  RowCoefficients coefficients;
+  double dlogp = 0.0;  // the derivative of the loss with respect to this row's log p_y
+  double scale = 0.0;  // the largest factor that multiplies a probability: exps lost to underflow weigh this much
+};
+
+// logprobs' backward: dL/dx for upstream gradients of logp, lse, entropy and mean logit.
+struct RowUpstream {
+  double logp = 0.0;
+  double lse = 0.0;
+  double entropy = 0.0;
+  double mean = 0.0;  // of the logits
+};
+void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out);
+
+struct CrossEntropyOptions {
+  Transform transform;
+  double label_smoothing = 0.0;
+  double z_loss = 0.0;
+  Reduction reduction = Reduction::kMean;
+  double num_items = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
+  std::int64_t ignore_index = -100;
+};
+
+// A row's two parts, weighted, before the reduction: mean divides them by different sums.
+struct RowLoss {
+  double cross_entropy = 0.0;  // w [(1-s) c_y (-logp) + (s/V) sum_j c_j (-log p_j)]
+  double z_loss = 0.0;         // w zeta lse^2
+  double smoothing = 0.0;      // the smoothing's part of cross_entropy
+  // How much an error of logp, and of the mean log p_j, weighs in cross_entropy: w (1-s) c_y, and w (s/V) sum_j |c_j|.
+  double nll_weight = 0.0;
+  double smoothing_weight = 0.0;
+  double total() const { return cross_entropy + z_loss; }
+};
+
+class CrossEntropy {
+ public:
+  // labels [N]. Empty spans mean: weights 1; upstream gradient 1. class_weights: one for each valid column. loss_grad: one
+  // value, or one per row with kNone. The spans must outlive the oracle. Throws std::invalid_argument on sizes or options
+  // that do not go together.
+  CrossEntropy(const CrossEntropyOptions& options, std::span<const std::int64_t> labels, std::span<const double> token_weights,
+               std::span<const double> class_weights, std::span<const double> loss_grad);
+
+  bool is_ignored(std::int64_t row) const { return labels_[static_cast<std::size_t>(row)] == options_.ignore_index; }
+  const CrossEntropyOptions& options() const { return options_; }
+
+  // `softmax` is not looked at when the row is ignored.
+  RowLoss row_loss(std::int64_t row, const SoftmaxRow& softmax) const;
+  // dL/dx of the reduced loss times its upstream gradient. An ignored row gives softmax.vocab() zeros.
+  void row_gradient(std::int64_t row, const SoftmaxRow& softmax, GradientRow& out) const;
+
+  // The scalar loss of kSum and kMean. (With kNone the loss of a row is its total().)
+  double reduce(std::span<const RowLoss> losses) const;
+
+  double upstream(std::int64_t row) const;
+  double token_weight(std::int64_t row) const;
+  double class_weight(std::int64_t column) const;
+  // What the reduction multiplies the rows' two parts by.
+  double cross_entropy_factor() const { return cross_entropy_factor_; }
+  double z_loss_factor() const { return z_loss_factor_; }
+
+ private:
+  CrossEntropyOptions options_;
+  std::span<const std::int64_t> labels_;
+  std::span<const double> token_weights_, class_weights_, loss_grad_;
+  double cross_entropy_factor_ = 1.0;  // 1 / denominator
+  double z_loss_factor_ = 1.0;
+  double class_weight_sum_ = 0.0;
+  double class_weight_size_ = 0.0;  // of absolute values
+};
+
+}  // namespace tileloss::oracle
+
+#endif  // TILELOSS_ORACLE_ORACLE_H_

@@ -1,0 +1,36 @@
+// A run of the bench: the passes, between two measurements of the machine's roofs.
+#ifndef TILELOSS_ROOFS_BENCH_REPORT_H_
+#define TILELOSS_ROOFS_BENCH_REPORT_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "roofs/bench_run.h"
+
+namespace tileloss::tools {
+
+struct BenchReport {
+  Roofs roofs;
+  std::optional<double> roofs_difference;  // between start and end; nothing if the end was not reached
+  std::string roofs_description;
+  std::vector<Timing> timings;
+  std::function<void()> measured = [] {};  // called after each of them
+};
+
+// Fills `report` as it goes.
+void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool kernel, bool reference, BenchReport& report);
+
+// False where the roofs differ so much that the machine was not quiet enough for figures to be compared with others.
+bool is_steady(const BenchReport& report);
+
+// The reference's time over the kernel's for the same pass, if both were run.
+std::optional<double> speedup(const BenchReport& report, const Timing& timing);
+
+// A pass as a line of `tileloss bench --json`.
+Json to_json(const BenchSettings& settings, const Bench& bench, const BenchReport& report, const Timing& timing);
+
+}  // namespace tileloss::tools
+
+#endif  // TILELOSS_ROOFS_BENCH_REPORT_H_
