@@ -28,6 +28,7 @@ def cross_entropy(
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -84,6 +85,7 @@ def linear_cross_entropy(
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -128,6 +130,7 @@ def logprobs(
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
     # generated: arguments of logprobs
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -157,6 +160,7 @@ def linear_logprobs(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     # generated: arguments of logprobs
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
