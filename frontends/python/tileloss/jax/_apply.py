@@ -222,11 +222,10 @@ def _stage_of_logprobs(
     state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
 ) -> tuple[Results, Any]:
     options, coefficients = call.options_of(o), None
-    found = logprobs(state, o.labels, options, classes=call.classes)._asdict()
+    of_rows: Any = {"classes": call.classes, "allowed": o.allowed}
+    found = logprobs(state, o.labels, options, **of_rows)._asdict()
     if upstream:
-        coefficients = logprobs_coefficients(
-            state, o.labels, options, classes=call.classes, **upstream
-        )
+        coefficients = logprobs_coefficients(state, o.labels, options, **of_rows, **upstream)
     return {name: found[name] for name in call.outputs}, coefficients
 
 
@@ -238,6 +237,7 @@ def _stage_of_cross_entropy(
         o.labels,
         call.options_of(o),
         classes=call.classes,
+        allowed=o.allowed,
         class_weights=o.target.get("class_weights"),
         **o.vectors,
         **upstream,

@@ -28,6 +28,7 @@ def distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -75,6 +76,8 @@ def distillation(
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
+        allowed: [..., W], flat [N, W], or [W] for all rows, W = ceil(V / 32), int32; the columns over which a row's softmax
+            runs, a bit each (allowed_from); default: all.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.
@@ -115,6 +118,7 @@ def distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -161,6 +165,7 @@ def linear_distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -210,6 +215,7 @@ def linear_distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,

@@ -82,9 +82,9 @@ class RowOutputs(NamedTuple):
 
 
 def row_outputs(
-    stats: RowStats, used: Array, labels: Array, *, classes: int, logp_divisor: Number = 1.0
+    stats: RowStats, used: Array, labels: Array, *, classes: Number, logp_divisor: Number = 1.0
 ) -> RowOutputs:
-    """``used`` [N] bool: the rows that count. ``classes``: of the whole vocabulary, padding excluded."""
+    """``used`` [N] bool: the rows that count. ``classes``: of the whole vocabulary, padding excluded, or of each softmax."""
 
     def masked(x: Array | None) -> Array | None:
         return None if x is None else jnp.where(used, x, 0)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
+from tileloss.torch._outputs import with_metrics
 from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
-from tileloss.torch.policy import with_metrics
 
 
 @explains_names
@@ -29,6 +29,7 @@ def policy_loss(
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     sampler_logp: Tensor | None = None,
+    allowed: Tensor | None = None,
     preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
@@ -101,6 +102,7 @@ def linear_policy_loss(
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     sampler_logp: Tensor | None = None,
+    allowed: Tensor | None = None,
     preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
