@@ -76,8 +76,8 @@ def distillation(
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
-        allowed: [..., W], flat [N, W], or [W] for all rows, W = ceil(V / 32), int32; the columns over which a row's softmax
-            runs, a bit each (allowed_from); default: all.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.

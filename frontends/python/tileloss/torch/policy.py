@@ -163,8 +163,8 @@ def policy_loss(
         ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
             docs/users/losses.md.
         sampler_logp: [...] or flat [N], converted to float32; of the engine that sampled the tokens; NaN: no difference.
-        allowed: [..., W], flat [N, W], or [W] for all rows, W = ceil(V / 32), int32; the columns over which a row's softmax
-            runs, a bit each (allowed_from); default: all.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, each None for its default or the preset's; a Number may be a tensor of one element, which is not differentiated:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: a method's name, which sets these; an
