@@ -21,6 +21,7 @@ from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.policy.metrics import applicable
 from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps.allowed import opened
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
@@ -203,7 +204,10 @@ def _backward(
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
     spec = call.spec._replace(needs_grad=tuple(needs_grad))
     transform = make_transform(options)
-    gradient: Operand = _sweep(call, "backward", x, _target(o, call), rows, transform, spec)
+    target = _target(o, call)
+    if target.allowed is not None and o.allowed is not None and call.is_of_labels:
+        target = target.replaced(allowed=opened(target.allowed, o.allowed == 0))
+    gradient: Operand = _sweep(call, "backward", x, target, rows, transform, spec)
     return gradient
 
 

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 
 from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT, SLOTS
-from tileloss._core.views import WORD, words_of
 from tileloss.jax._devices import Leading, axes_of_rows, may_be_cut, varying_alike
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._rows.distillation import DistillationRows
@@ -22,8 +21,8 @@ from tileloss.jax._rows.inputs import are_columns, wrong_unless
 from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._shards import Shards
-from tileloss.jax._sweeps.allowed import count
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, with_outputs
+from tileloss.jax.allowed import allowed_classes, checked_allowed
 
 # By their names in tileloss_args, as the public functions have them.
 SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
@@ -39,9 +38,7 @@ class Inputs(NamedTuple):
     vectors: Arrays  # by the same
     arrays: Arrays  # options that are arrays
     places: Array | None  # of the rows among the labels, where their order is another
-    allowed: (
-        Array | None
-    )  # float32 [N], how many classes the softmax of each row has, where that counts
+    allowed: Array | None  # float32 [N], how many classes each row's softmax has; None: all
 
 
 class Call(NamedTuple):
@@ -100,7 +97,7 @@ def prepare(
     options, are_right = options.within_ranges()
     of_rows = {name: given.get(name) for name in tensors.inputs}
     if (words := of_rows.pop("allowed")) is not None:
-        target["allowed"] = _allowed(words, leading, width, shards)
+        target["allowed"] = checked_allowed(words, leading, width, shards)
     vectors, of_vectors = _flat_vectors(of_rows, leading, vocab, options)
     has_sequences = "sequence_offsets" in tensors.inputs
     length = _sequence_length(labels, vectors) if has_sequences else 0
@@ -144,8 +141,8 @@ def prepare(
         shards=None if vocab_axis is None else Shards(vocab_axis, shards, width, classes),
     )
     allowed = None
-    if call.spec.has_allowed and call.spec.sums.smoothing_sum:
-        allowed = _allowed_classes(target["allowed"], labels, call)
+    if "allowed" in target:
+        allowed = allowed_classes(target["allowed"], labels, classes, call.shards)
     inputs = Inputs(labels, target, vectors, options.arrays, places, allowed)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     return operand, inputs, leading, call
@@ -330,33 +327,6 @@ def _flat_vectors(
     return found, are_right
 
 
-def _allowed(words: Any, rows: Leading, width: int, shards: int) -> Array:
-    """The sets as [N, W], or [1, W] where all rows have the same. ``width``: the operand's columns, those of a shard."""
-    array, last = jnp.asarray(words), words_of(width)
-    if array.dtype != jnp.int32:
-        raise TypeError(f"allowed: expected int32 words (allowed_from), got {array.dtype}")
-    if array.shape not in ((last,), (prod(rows.shape), last), (*rows.shape, last)):
-        raise ValueError(
-            f"allowed: expected shape [{last}], one set for all rows, or {_shape(rows, last)}, a word for 32 columns, "
-            f"got {list(array.shape)}"
-        )
-    if shards > 1 and width % WORD:
-        raise ValueError(
-            f"allowed: expected shards whose first column is a multiple of {WORD}, got shards of {width} columns"
-        )
-    return array[None] if array.ndim == 1 else rows.flat(array, last)
-
-
-def _allowed_classes(words: Array, labels: Array, call: Call) -> Array:
-    """float32 [N], of the whole vocabulary; at least 1, as it divides: of none the state has nothing but NaN."""
-    if (shards := call.shards) is None:
-        found = count(words, call.classes)
-    else:
-        start = lax.axis_index(shards.axis) * shards.width
-        found = lax.psum(count(words, call.classes - start), shards.axis)  # type: ignore[no-untyped-call]
-    return jnp.maximum(jnp.broadcast_to(found, labels.shape), 1)
-
-
 def _check_vector(name: str, x: Array) -> None:
     if x.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got {list(x.shape)}")
@@ -500,5 +470,5 @@ def _probabilities(probs: Any, rows: Leading, vocab: int) -> Arrays:
     return {"target_probs": rows.flat(array, vocab)}
 
 
-def _shape(rows: Leading, last: str | int) -> str:
+def _shape(rows: Leading, last: str) -> str:
     return f"[{', '.join(map(str, [*rows.shape, last]))}]"

@@ -157,9 +157,7 @@ class Shards:
 def _first(target: Target, columns: int) -> Target:
     """The target with the weights of so many columns."""
     weights = target.class_weights
-    if weights is None:
-        return target
-    return target._replace(arrays=target.arrays | {"class_weights": weights[:columns]})
+    return target if weights is None else target.replaced(class_weights=weights[:columns])
 
 
 def _columns_here(labels: Array, start: Array, width: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tileloss._core.views import WORD, words_of
+from tileloss.jax._devices import Leading
+from tileloss.jax._shards import Shards
+from tileloss.jax._sweeps.allowed import count
 
 
 def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None) -> Array:
@@ -59,6 +63,33 @@ def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None
     words = jnp.zeros((ends.size - 1, words_of(vocab_size)), jnp.uint32)
     words = words.at[rows, array // WORD].add(bits.astype(jnp.uint32), mode="drop")
     return lax.bitcast_convert_type(words, jnp.int32)
+
+
+def checked_allowed(given: Any, rows: Leading, width: int, shards: int) -> Array:
+    """The sets as [N, W], or [1, W] where all rows have the same. ``width``: the operand's columns, those of a shard."""
+    words, last = jnp.asarray(given), words_of(width)
+    if words.dtype != jnp.int32:
+        raise TypeError(f"allowed: expected int32 words (allowed_from), got {words.dtype}")
+    if words.shape not in ((last,), (prod(rows.shape), last), (*rows.shape, last)):
+        raise ValueError(
+            f"allowed: expected shape [{last}], one set for all rows, or {[*rows.shape, last]}, a word for {WORD} columns, "
+            f"got {list(words.shape)}"
+        )
+    if shards > 1 and width % WORD:
+        raise ValueError(
+            f"allowed: expected shards whose first column is a multiple of {WORD}, got shards of {width} columns"
+        )
+    return words[None] if words.ndim == 1 else rows.flat(words, last)
+
+
+def allowed_classes(words: Array, labels: Array, classes: int, shards: Shards | None) -> Array:
+    """float32 [N]: how many classes each row's softmax has. ``classes``: of the whole vocabulary."""
+    if shards is None:
+        found = count(words, classes)
+    else:
+        start = lax.axis_index(shards.axis) * shards.width
+        found = lax.psum(count(words, classes - start), shards.axis)  # type: ignore[no-untyped-call]
+    return jnp.broadcast_to(found, labels.shape)
 
 
 def _check(tokens: Array, offsets: Array, vocab_size: int) -> None:

@@ -57,7 +57,7 @@ def cross_entropy(
     ce_scale, z_scale = _scales(options, rows.used, weights, of_label)
     ce, z = weights * ce_scale, weights * z_scale
     if allowed is not None and state.smoothing_weight is not None:
-        divisor, weight_sum = allowed, state.smoothing_weight
+        divisor, weight_sum = jnp.maximum(allowed, 1), state.smoothing_weight
     c_y = of_label / rows.logp_divisor
     stats, mean_weight = rows.stats, weight_sum / divisor
     s, zeta = options.plain("label_smoothing"), options.plain("z_loss")

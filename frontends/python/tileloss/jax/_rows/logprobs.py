@@ -30,9 +30,13 @@ def logprobs(
         allowed: float32 [N], how many classes are in each row's softmax; needed for the mean alone; default: all.
     """
     rows = read_rows(state, labels, options, classes=classes)
-    divisor = classes if allowed is None else allowed
     return row_outputs(
-        rows.stats, rows.used, rows.labels, classes=divisor, logp_divisor=rows.logp_divisor
+        rows.stats,
+        rows.used,
+        rows.labels,
+        classes=classes,
+        allowed=allowed,
+        logp_divisor=rows.logp_divisor,
     )
 
 
@@ -66,6 +70,6 @@ def logprobs_coefficients(
         entropy,
     )
     if mean_logit_grad is not None:
-        divisor = classes if allowed is None else allowed
+        divisor = classes if allowed is None else jnp.maximum(allowed, 1)
         coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / divisor)
     return masked_coefficients(coefficients, rows.used, rows.wrong)

@@ -44,6 +44,11 @@ def weight(words: Array, weights: Array) -> Array:
     return lax.fori_loop(1, WORD, step, first)
 
 
+def opened(words: Array, is_empty: Array) -> Array:
+    """The sets with all columns in those that are empty, ``is_empty`` [N]: their gradient is NaN, as that of a row of -inf."""
+    return jnp.where(is_empty[:, None], -1, words)
+
+
 def only(is_in: Array | None, x: Array, otherwise: Array | float) -> Array:
     """x at the columns of a tile that ``is_in`` names; None: all of them."""
     return x if is_in is None else jnp.where(is_in, x, otherwise)

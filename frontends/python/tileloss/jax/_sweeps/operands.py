@@ -72,6 +72,9 @@ class Target(NamedTuple):
     def allowed(self) -> Array | None:
         return self.arrays.get("allowed")
 
+    def replaced(self, **arrays: Array) -> Target:
+        return self._replace(arrays=self.arrays | arrays)
+
     def smoothing_weight(self, spec: Spec) -> Array | None:
         """The row state's, of the columns that ``spec`` names."""
         if not spec.sums.smoothing_sum:

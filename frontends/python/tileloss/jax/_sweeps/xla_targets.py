@@ -32,6 +32,7 @@ from tileloss.jax._sweeps.divergence import (
     column_terms,
     label_terms,
     make_divergence,
+    renormalised,
     times,
 )
 from tileloss.jax._sweeps.operands import (
@@ -87,7 +88,10 @@ class _Rows:
     ) -> None:
         assert target.options is not None
         self.logits, self.labels, self.arrays = operand.logits, target.labels, target.arrays
-        self.target = target
+        self.target = self.opened = target
+        if target.allowed is not None:
+            self.is_empty = allowed.count(target.allowed, spec.columns) == 0
+            self.opened = target.replaced(allowed=allowed.opened(target.allowed, self.is_empty))
         self.transform, self.spec, self.options = transform, spec, target.options
 
     def gradient(self, weights: Array) -> Logits:
@@ -96,7 +100,10 @@ class _Rows:
     def swept(self, logits: Array, transform: LogitTransform, sums: Sums | None = None) -> RowState:
         part = Spec(self.spec.columns, sums=sums or Sums())
         of_both = {name: x for name, x in self.arrays.items() if name == "allowed"}
-        return xla.forward(Logits(logits), Target(self.labels, of_both), transform, part)
+        state = xla.forward(Logits(logits), Target(self.labels, of_both), transform, part)
+        if state.argmax is None or not of_both:
+            return state
+        return state._replace(argmax=jnp.where(self.is_empty, 0, state.argmax))
 
     def summed(self, step: Callable[[Terms, Array | int, int], Terms]) -> Terms:
         """Two sums over the columns."""
@@ -109,7 +116,7 @@ class _Rows:
         self, gradient_of: Callable[[Array, Array | int, int], Array]
     ) -> Logits:
         return xla.gradient_over_tiles(
-            self.logits, self.target, self.labels >= 0, self.transform, self.spec, gradient_of
+            self.logits, self.opened, self.labels >= 0, self.transform, self.spec, gradient_of
         )
 
     def named(self, found: dict[str, Array | None]) -> dict[str, Array]:
@@ -301,8 +308,8 @@ class _ColumnsRows(_TeacherRows):
         if self.tail == "lump":
             log_p, log_q = self._with_others(log_p, log_q)
         elif self.tail == "renormalise":
-            log_p, has_p = _renormalised(log_p)
-            log_q, has_q = _renormalised(log_q)
+            log_p, has_p = renormalised(log_p)
+            log_q, has_q = renormalised(log_q)
             has_both = has_p & has_q | ~jnp.any(is_there, axis=1)
         self.p, q = jnp.exp(log_p), jnp.exp(log_q)
         self.terms: Terms = class_terms(self.divergence, self.p, q, log_p, log_q)
@@ -487,12 +494,3 @@ def _at(x: Array, columns: Array, values: Array) -> Array:
     width = x.shape[1]
     columns = jnp.where((columns >= 0) & (columns < width), columns, width)
     return x.at[jnp.arange(x.shape[0])[:, None], columns].set(values, mode="drop")
-
-
-def _renormalised(log: Array) -> tuple[Array, Array]:
-    """Less the logarithm of the row's sum, and whether there is anything to divide by."""
-    largest = jnp.max(log, axis=1, keepdims=True)
-    has_mass = largest != -jnp.inf
-    safe = jnp.where(has_mass, largest, 0.0)
-    log_sum = safe + jnp.log(jnp.sum(jnp.exp(log - safe), axis=1, keepdims=True))
-    return jnp.where(has_mass, log - log_sum, -jnp.inf), has_mass[:, 0]
