@@ -224,6 +224,10 @@ def refusals() -> None:
            lambda: td.cross_entropy(shard, labels, torch.ones(63)))  # fmt: skip
     raises(ValueError, "workspace_bytes",
            lambda: td.linear_cross_entropy(hidden, rows, labels, workspace_bytes=100))  # fmt: skip
+    words = torch.ones(-(-shard.shape[-1] // 32), dtype=torch.int32)
+    if shard.shape[-1] % 32:
+        raises(ValueError, "vocab_start: expected multiples of 32 with allowed, got",
+               lambda: td.cross_entropy(shard, labels, allowed=words))  # fmt: skip
     with pytest.raises(NotImplementedError, match=r"torch\.compile"):
         torch.jit.trace(lambda x: td.cross_entropy(x, labels), shard)
 

@@ -15,6 +15,7 @@ from tileloss._core.functions import (
     by_name,
     options_of_probabilities,
 )
+from tileloss._core.row_states import bits_of_allowed
 from tileloss._core.slots import ARGUMENTS, ROW_OUTPUTS, SLOTS
 from tileloss.torch._arguments import (
     Options,
@@ -135,6 +136,7 @@ class _Arguments(NamedTuple):
     grad_in_forward: bool
     sides: tuple[Options | None, ...]  # of a student, its teacher, its label
     side_outputs: tuple[tuple[str, ...], ...]  # those that their states are for
+    has_allowed: bool
 
 
 def call(given: Given) -> dict[str, Tensor]:
@@ -157,6 +159,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         [facts.vocab_start for facts in everyone],
         prepared.valid_vocab,
         rank,
+        prepared.has_allowed,
     )
     operands = _with_class_weights(given, prepared.operands, shards)
     compute_dtype, workspace_bytes = prepared.student.head_options or (0, 0)
@@ -171,6 +174,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         outputs=prepared.outputs,
         has_labels=given.tensors.get("labels") is not None,
         mean_of_shard=given.mean_of_shard,
+        allowed_bits=_allowed_bits(given, prepared),
         grad_in_forward=prepared.grad_in_forward,
         head_grad=given.linear_weight_grad,
     )
@@ -183,6 +187,7 @@ def _call(given: Given) -> dict[str, Tensor]:
             values=options.values,
             outputs=outputs,
             has_labels=True,
+            allowed_bits=bits_of_allowed(False) if prepared.has_allowed else 0,
         )
         for options, outputs in zip(prepared.sides, prepared.side_outputs, strict=True)
     )
@@ -245,9 +250,17 @@ def _prepare(given: Given) -> Prepared:
         given.is_linear and not target and _has_grad_in_forward(given, student, options),
         sides,
         (outputs, of_pairs, ())[: len(sides)],
+        given.tensors.get("allowed") is not None,
     )
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)
+
+
+def _allowed_bits(given: Given, arguments: _Arguments) -> int:
+    if not arguments.has_allowed:
+        return 0
+    inputs = zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True)
+    return bits_of_allowed(dict(inputs).get("class_weights") is not None)
 
 
 def _outputs(given: Given) -> tuple[str, ...]:
@@ -294,6 +307,8 @@ def _details(given: Given, arguments: _Arguments) -> Details:
     labels, head_options = arguments.operands.labels, arguments.student.head_options
     names, values, scalars = arguments.options
     numbers = () if scalars is None else scalars.tolist()
+    inputs = dict(zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True))
+    allowed = inputs.pop("allowed")  # of each rank's own columns
 
     def options() -> dict[str, object]:
         return {
@@ -309,6 +324,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "label_smoothing of this rank's columns": given.mean_of_shard,
             "device of input": arguments.student.first.device.type,
             "target is given": given.tensors.get("labels") is not None,
+            "allowed": allowed if allowed is None else f"{list(allowed.shape[:-1])} rows",
             **{
                 ARGUMENT_NAMES.get(slot, slot): None
                 if x is None
@@ -319,12 +335,11 @@ def _details(given: Given, arguments: _Arguments) -> Details:
         }
 
     def tensors() -> dict[str, object]:
-        found = zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True)
         return {
             ARGUMENT_NAMES.get(name, name): None
             if tensor is None
             else f"{tensor.dtype} {list(tensor.shape)} of checksum {digest([tensor])}"
-            for name, tensor in found
+            for name, tensor in inputs.items()
         }
 
     def label_details() -> dict[str, object]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
+from tileloss.torch._outputs import with_metrics
 from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
-from tileloss.torch.policy import with_metrics
 
 
 @explains_names
