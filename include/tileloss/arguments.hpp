@@ -63,6 +63,8 @@ struct LogprobsArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -83,6 +85,7 @@ struct LogprobsArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -112,6 +115,8 @@ struct CrossEntropyArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -133,6 +138,7 @@ struct CrossEntropyArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -168,6 +174,8 @@ struct PolicyLossArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -194,6 +202,7 @@ struct PolicyLossArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -226,6 +235,8 @@ struct DistillationArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -250,6 +261,7 @@ struct DistillationArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -280,6 +292,8 @@ struct SoftCrossEntropyArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -302,6 +316,7 @@ struct SoftCrossEntropyArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -335,6 +350,8 @@ struct SparseDistillationArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -360,6 +377,7 @@ struct SparseDistillationArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };
@@ -389,6 +407,8 @@ struct SweepArgs {
   // none. A backward without it sweeps the logits twice. Distillation and soft labels: of a shard of the vocabulary alone.
   tileloss_row_state* row_state = nullptr;
   tileloss_row_groups row_groups = {};  // for logits like x[:, :-1] of a [B,T,V] tensor
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  Matrix<const std::int32_t> allowed = {};
 
   [[nodiscard]] tileloss_args c() const noexcept {
     tileloss_args args;
@@ -410,6 +430,7 @@ struct SweepArgs {
     args.dlogits = dlogits.c();
     args.row_state = row_state;
     args.row_groups = row_groups;
+    args.allowed = allowed.c();
     return args;
   }
 };

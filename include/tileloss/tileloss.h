@@ -133,6 +133,10 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 //   collision_sum  sum_j exp(2 (z_j - m))
 //   smoothing_sum  sum_j c_j (z_j - m), c = class weights, 1 if there are none
 //   argmax         the lowest class of the row's maximum, vocab_start + its column; -1 while empty or if a NaN was seen
+// For calls with args.allowed, where the number of columns is each row's own. A state that is read for a shard with `allowed`,
+// and by from_row_state after such forwards, has to have them; where they are there, they stand for V and for smoothing_weight:
+//   allowed_count   how many of the columns seen are allowed
+//   allowed_weight  the sum of their c_j; with class weights only
 typedef struct tileloss_row_state {
   size_t struct_size;
   int64_t rows;
@@ -148,6 +152,8 @@ typedef struct tileloss_row_state {
   double smoothing_weight;
   tileloss_device_type device_type;
   int32_t device_index;
+  float* allowed_count;
+  float* allowed_weight;
 } tileloss_row_state;
 
 // What goes with row_state where a shard of the vocabulary is compared with a teacher's logits or class probabilities. The states
@@ -556,6 +562,14 @@ typedef struct tileloss_args {
   tileloss_vector prob_plus_target_coef;  // [N] float32; prob + target
   tileloss_vector prob_logp_coef;         // [N] float32; prob_logp
   tileloss_vector uniform_coef;           // [N] float32; uniform
+
+  // The tokens over which a row's softmax runs, as if the other columns had z = -inf, which nobody looks at: p is 0 there, the
+  // gradient exactly 0, and sums over classes (label smoothing, mean_logit) run over the allowed ones, whose number stands for V.
+  // A label outside, and a row without any: as of -inf (docs/users/losses.md). Row stride >= W, or 0: one set for all rows. Bits
+  // of padding and words of rows not in use are not read. A shard of the vocabulary takes the words of its columns; its
+  // vocab_start is a multiple of 32.
+  // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
+  tileloss_matrix allowed;
   // end of generated
 } tileloss_args;
 
@@ -935,7 +949,9 @@ enum {
   TILELOSS_STATE_ENTROPY_SUM = 8,
   TILELOSS_STATE_COLLISION_SUM = 16,
   TILELOSS_STATE_SMOOTHING_SUM = 32,
-  TILELOSS_STATE_ARGMAX = 64
+  TILELOSS_STATE_ARGMAX = 64,
+  TILELOSS_STATE_ALLOWED_COUNT = 128,
+  TILELOSS_STATE_ALLOWED_WEIGHT = 256
 };
 
 // One option of a function: what a front end needs to accept it by name.

@@ -38,7 +38,8 @@ std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tilelos
     case Shape::kHead:
     case Shape::kTeacherHidden:
     case Shape::kTeacherHead:
-    case Shape::kTeacherColumns: break;
+    case Shape::kTeacherColumns:
+    case Shape::kWords: break;
   }
   return v.size;
 }
@@ -170,6 +171,19 @@ Status resolve_teacher_columns(const Problem& p) {
     return expected("teacher_logprobs", "teacher_ids' shape " + shape(ids.rows, ids.cols), shape(logprobs.rows, logprobs.cols));
   }
   return {};
+}
+
+Status check_allowed(const Problem& p) {
+  tileloss_matrix words = p.args.allowed;
+  if (!present(words)) return {};
+  if (words.dtype != TILELOSS_INT32) return expected("allowed.dtype", "int32", dtype_name(words.dtype));
+  const std::int64_t cols = (p.total_columns + 31) / 32;
+  if (words.rows != p.rows || words.cols != cols)
+    return expected("allowed", "a word for 32 columns of the logits, " + shape(p.rows, cols), shape(words.rows, words.cols));
+  if (words.row_stride == 0) words.row_stride = cols;  // one set for all rows
+  if (Status s = check_shape(p, "allowed", words, Layout::kRows); !s.ok()) return s;
+  if (p.logit.vocab_start % 32 == 0) return {};
+  return expected("vocab_start", "a multiple of 32 with allowed", to_string(p.logit.vocab_start));
 }
 
 Status check_row_groups(const Problem& p) {

@@ -305,6 +305,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   p.is_per_row = p.loss->info.is_per_row != nullptr && p.loss->info.is_per_row(p.options.data());
   if (Status s = resolve_matrices(p); !s.ok()) return s;
   if (Status s = resolve_vocabulary(p); !s.ok()) return s;
+  if (Status s = check_allowed(p); !s.ok()) return s;
   if (Status s = check_row_groups(p); !s.ok()) return s;
   if (Status s = check_vectors(p); !s.ok()) return s;
   const LossContext context = make_context(p);

@@ -32,6 +32,31 @@ TILELOSS_HOST_DEVICE inline RowState load_row(const tileloss_row_state& s, std::
   return r;
 }
 
+// The sum of c_j over the columns that a row's state has seen.
+TILELOSS_HOST_DEVICE inline double smoothing_weight(const tileloss_row_state& s, std::int64_t i) {
+  if (s.allowed_weight != nullptr) return s.allowed_weight[i];
+  return s.allowed_count != nullptr ? s.allowed_count[i] : s.smoothing_weight;
+}
+TILELOSS_HOST_DEVICE inline void save_counts(const tileloss_row_state& s, std::int64_t i, double count, double weight) {
+  if (s.allowed_count != nullptr) s.allowed_count[i] = static_cast<float>(count);
+  if (s.allowed_weight != nullptr) s.allowed_weight[i] = static_cast<float>(weight);
+}
+TILELOSS_HOST_DEVICE inline void empty_row(const tileloss_row_state& s, std::int64_t i) {
+  save_row(s, i, RowState());
+  save_counts(s, i, 0, 0);
+}
+// A row of into = into + from. Arrays that `from` lacks are left alone.
+TILELOSS_HOST_DEVICE inline void merge_row(tileloss_row_state into, const tileloss_row_state& from, std::int64_t i) {
+  const RowState both = merge(load_row(into, i), smoothing_weight(into, i), load_row(from, i), smoothing_weight(from, i));
+  if (from.allowed_count != nullptr && into.allowed_count != nullptr) into.allowed_count[i] += from.allowed_count[i];
+  if (from.allowed_weight != nullptr && into.allowed_weight != nullptr) into.allowed_weight[i] += from.allowed_weight[i];
+  if (from.entropy_sum == nullptr) into.entropy_sum = nullptr;
+  if (from.collision_sum == nullptr) into.collision_sum = nullptr;
+  if (from.smoothing_sum == nullptr) into.smoothing_sum = nullptr;
+  if (from.argmax == nullptr) into.argmax = nullptr;
+  save_row(into, i, both);
+}
+
 // The states of all rows, once the forward sweep has seen them.
 struct RowStates {
   const RowState* kept = nullptr;  // null: what was saved

@@ -58,6 +58,7 @@ constexpr TensorSlot kSlots[] = {
     {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
     {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_COLLISION_SUM},
     {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_SMOOTHING_SUM},
+    {"allowed", nullptr, &A::allowed, TILELOSS_ROLE_INPUT, dtype_bit(TILELOSS_INT32), Shape::kWords, 0, kWithVocabulary, false, 0},
     {"teacher_logits", nullptr, &A::teacher_logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTeacherLogits, kWithVocabulary, true, 0},
     {"teacher_hidden", nullptr, &A::teacher_hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHidden, kTeacherHead, kWithVocabulary, true, 0},
     {"teacher_head", nullptr, &A::teacher_head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHead, kTeacherHead, kWithVocabulary, true, 0},
@@ -81,6 +82,8 @@ constexpr StateArray kStateArrays[] = {
     {"row_state.collision_sum", TILELOSS_STATE_COLLISION_SUM, &tileloss_row_state::collision_sum},
     {"row_state.smoothing_sum", TILELOSS_STATE_SMOOTHING_SUM, &tileloss_row_state::smoothing_sum},
     {"row_state.argmax", TILELOSS_STATE_ARGMAX, nullptr},
+    {"row_state.allowed_count", TILELOSS_STATE_ALLOWED_COUNT, &tileloss_row_state::allowed_count},
+    {"row_state.allowed_weight", TILELOSS_STATE_ALLOWED_WEIGHT, &tileloss_row_state::allowed_weight},
 };
 
 const char* letters(Shape shape) {
@@ -98,6 +101,7 @@ const char* letters(Shape shape) {
     case Shape::kTeacherHidden: return "N,G";
     case Shape::kTeacherHead: return "V,G";
     case Shape::kTeacherColumns: return "N,K";
+    case Shape::kWords: return "N,W";
   }
   return "";
 }

@@ -51,7 +51,8 @@ enum class Shape {
   kHead,
   kTeacherHidden,
   kTeacherHead,
-  kTeacherColumns
+  kTeacherColumns,
+  kWords
 };
 
 struct TensorSlot {

@@ -43,13 +43,11 @@ std::int64_t workspace_bytes(const Problem& p, const HeadCut& cut) {
 // A merge of row states, a row each.
 struct SetIdentity {
   tileloss_row_state state;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { save_row(state, i, RowState()); }
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { empty_row(state, i); }
 };
 struct MergeRows {
-  tileloss_row_state into, from, both;  // both: into, where the other has that array too
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    save_row(both, i, impl::merge(load_row(into, i), into.smoothing_weight, load_row(from, i), from.smoothing_weight));
-  }
+  tileloss_row_state into, from;
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { merge_row(into, from, i); }
 };
 
 class CudaBackend final : public Backend {
@@ -136,6 +134,7 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
+  if (present(p.args.allowed)) return {TILELOSS_UNSUPPORTED, "allowed: expected none on CUDA, got a matrix"};
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;
@@ -209,12 +208,7 @@ Status CudaBackend::begin(const Problem& p, const tileloss_plan& plan, const til
 }
 
 Status CudaBackend::merge(tileloss_row_state* into, const tileloss_row_state& from) const {
-  MergeRows step = {*into, from, *into};
-  if (from.entropy_sum == nullptr) step.both.entropy_sum = nullptr;
-  if (from.collision_sum == nullptr) step.both.collision_sum = nullptr;
-  if (from.smoothing_sum == nullptr) step.both.smoothing_sum = nullptr;
-  if (from.argmax == nullptr) step.both.argmax = nullptr;
-  return on_stream(*into, nullptr, [&](Queue& queue) { launch_each(queue, into->rows, step); });
+  return on_stream(*into, nullptr, [&](Queue& queue) { launch_each(queue, into->rows, MergeRows{*into, from}); });
 }
 
 // A kernel that reads an address which its device has not ends the process's context with it. What CUDA knows of is refused where

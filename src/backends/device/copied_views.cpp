@@ -159,7 +159,8 @@ class CopiedCall final : public Call {
     m.data = on_device(m.data, layout, slot.is_output(), !is_head && !slot.is_output());
   }
   void move(tileloss_row_state& s, bool is_output) {
-    for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum})
+    for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum, &s.allowed_count,
+                          &s.allowed_weight})
       move(*array, s.rows, is_output);
     move(s.argmax, s.rows, is_output);
   }

@@ -6,18 +6,11 @@
 namespace tileloss::impl::host {
 
 void set_identity(const tileloss_row_state& state) {
-  for (std::int64_t i = 0; i < state.rows; ++i) save_row(state, i, RowState{});
+  for (std::int64_t i = 0; i < state.rows; ++i) empty_row(state, i);
 }
 
 void merge(tileloss_row_state* into, const tileloss_row_state& from) {
-  tileloss_row_state both = *into;
-  if (from.entropy_sum == nullptr) both.entropy_sum = nullptr;
-  if (from.collision_sum == nullptr) both.collision_sum = nullptr;
-  if (from.smoothing_sum == nullptr) both.smoothing_sum = nullptr;
-  if (from.argmax == nullptr) both.argmax = nullptr;
-  for (std::int64_t i = 0; i < into->rows; ++i) {
-    save_row(both, i, impl::merge(load_row(*into, i), into->smoothing_weight, load_row(from, i), from.smoothing_weight));
-  }
+  for (std::int64_t i = 0; i < into->rows; ++i) merge_row(*into, from, i);
 }
 
 }  // namespace tileloss::impl::host

@@ -106,6 +106,7 @@ class ToyDevice {
 
 Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*hints*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
+  if (present(problem.args.allowed)) return {TILELOSS_UNSUPPORTED, "allowed: expected none on the toy, got a matrix"};
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);
   return {};

@@ -69,6 +69,8 @@ class RowState(Structure):
         ("smoothing_weight", c_double),
         ("device_type", c_int32),
         ("device_index", c_int32),
+        ("allowed_count", c_void_p),
+        ("allowed_weight", c_void_p),
     ]
 
 

@@ -22,9 +22,10 @@ def cross_entropy(
     logits: Array, labels: Array, weight: Array | None = None, *, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of cross_entropy
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None,
+    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None,
+    reduction: str = "mean",
     # end of generated
 ) -> Array:  # fmt: skip
     """Cross-entropy of logits and labels over the flattened leading dimensions.
@@ -80,9 +81,9 @@ def cross_entropy(
         Logits(logits), labels, class_weights=weight, grad_in_forward=grad_in_forward, implementation=implementation,
         vocab_axis=vocab_axis,
         # generated: names of cross_entropy
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
-        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, z_loss=z_loss, num_items=num_items, reduction=reduction,
         # end of generated
     )  # fmt: skip
 
@@ -93,9 +94,10 @@ def linear_cross_entropy(
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of cross_entropy
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None, reduction: str = "mean",
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None,
+    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None,
+    reduction: str = "mean",
     # end of generated
 ) -> Array:  # fmt: skip
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
@@ -118,9 +120,9 @@ def linear_cross_entropy(
         LmHead(hidden, head, bias), labels, class_weights=weight, head_layout=head_layout, compute_dtype=compute_dtype,
         grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of cross_entropy
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, label_smoothing=label_smoothing,
-        z_loss=z_loss, num_items=num_items, reduction=reduction,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, z_loss=z_loss, num_items=num_items, reduction=reduction,
         # end of generated
     )  # fmt: skip
 
@@ -130,8 +132,8 @@ def logprobs(
     logits: Array, labels: Array, *, outputs: Iterable[str] = ("logp",), implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
     # generated: signature of logprobs
-    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
-    valid_vocab: int | None = None, ignore_index: int = -100,
+    allowed: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0,
+    temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
 ) -> RowOutputs:  # fmt: skip
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
@@ -157,7 +159,7 @@ def logprobs(
     return RowOutputs(**apply(
         "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of logprobs
-        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        allowed=allowed, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
         valid_vocab=valid_vocab, ignore_index=ignore_index,
         # end of generated
     ))  # fmt: skip
@@ -169,8 +171,8 @@ def linear_logprobs(
     outputs: Iterable[str] = ("logp",), compute_dtype: DTypeLike | None = None, implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
     # generated: signature of logprobs
-    logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits",
-    valid_vocab: int | None = None, ignore_index: int = -100,
+    allowed: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0,
+    temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
     # end of generated
 ) -> RowOutputs:  # fmt: skip
     """`logprobs` of the logits hidden @ head + bias, which are never held.
@@ -181,7 +183,7 @@ def linear_logprobs(
         "logprobs", LmHead(hidden, head, bias), labels=labels, head_layout=head_layout, outputs=outputs,
         compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of logprobs
-        logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
+        allowed=allowed, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
         valid_vocab=valid_vocab, ignore_index=ignore_index,
         # end of generated
     ))  # fmt: skip

@@ -21,11 +21,12 @@ def distillation(
     logits: Array, teacher: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
     # generated: signature of distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
-    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None, teacher_logit_scale: float | None = None, teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
+    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0, label_temperature: Number | None = None, teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None, teacher_temperature: Number | None = None, num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
     # end of generated
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
@@ -58,6 +59,8 @@ def distillation(
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, static or traceable as `cross_entropy`'s:
         logit_scale: multiplies the logits; > 0; default 1; static.
@@ -95,11 +98,12 @@ def distillation(
         "distillation", Logits(logits), teacher_logits=teacher, labels=labels, outputs=outputs, grad_in_forward=grad_in_forward,
         implementation=implementation,
         # generated: names of distillation but temperature_on
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
-        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
-        teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap, teacher_temperature=teacher_temperature,
-        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
+        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
+        label_temperature=label_temperature, teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap,
+        teacher_temperature=teacher_temperature, num_items=num_items,
+        scale_by_temperature_squared=scale_by_temperature_squared,
         # end of generated
     )  # fmt: skip
 
@@ -111,11 +115,12 @@ def linear_distillation(
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
     # generated: signature of distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
-    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None, teacher_logit_scale: float | None = None, teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
+    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0, label_temperature: Number | None = None, teacher_logit_scale: float | None = None,
+    teacher_softcap: float | None = None, teacher_temperature: Number | None = None, num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False,
     # end of generated
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` of the logits hidden @ head + bias from teacher_hidden @ teacher_head + teacher_bias.
@@ -142,11 +147,12 @@ def linear_distillation(
         teacher_bias=teacher_bias, labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
         grad_in_forward=grad_in_forward, implementation=implementation,
         # generated: names of distillation but temperature_on
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
-        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
-        teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap, teacher_temperature=teacher_temperature,
-        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
+        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
+        label_temperature=label_temperature, teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap,
+        teacher_temperature=teacher_temperature, num_items=num_items,
+        scale_by_temperature_squared=scale_by_temperature_squared,
         # end of generated
     )  # fmt: skip
 
@@ -156,11 +162,11 @@ def sparse_distillation(
     logits: Array, teacher_ids: Array, teacher_logprobs: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
     # generated: signature of sparse_distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
-    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
-    tail: str = "lump",
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
+    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0, label_temperature: Number | None = None, num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False, tail: str = "lump",
     # end of generated
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` from a teacher of which only K columns of each row are known.
@@ -207,10 +213,11 @@ def sparse_distillation(
         "sparse_distillation", Logits(logits), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs, labels=labels,
         outputs=outputs, grad_in_forward=grad_in_forward, implementation=implementation,
         # generated: names of sparse_distillation but temperature_on
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
-        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
-        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared, tail=tail,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
+        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
+        label_temperature=label_temperature, num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        tail=tail,
         # end of generated
     )  # fmt: skip
 
@@ -221,11 +228,11 @@ def linear_sparse_distillation(
     bias: Array | None = None, head_layout: str = "HV", outputs: Iterable[str] = (), compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
     # generated: signature of sparse_distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0,
-    temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100, divergence: str = "forward_kl",
-    reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0, divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None, num_items: Number | None = None, scale_by_temperature_squared: bool = False,
-    tail: str = "lump",
+    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
+    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
+    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
+    divergence_weight: Number = 1.0, label_temperature: Number | None = None, num_items: Number | None = None,
+    scale_by_temperature_squared: bool = False, tail: str = "lump",
     # end of generated
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`sparse_distillation` of the logits hidden @ head + bias, held for some rows at a time alone.
@@ -237,10 +244,11 @@ def linear_sparse_distillation(
         labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
         grad_in_forward=grad_in_forward, implementation=implementation,
         # generated: names of sparse_distillation but temperature_on
-        mask=mask, token_weights=token_weights, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence, reduction=reduction, beta=beta,
-        label_weight=label_weight, divergence_weight=divergence_weight, label_temperature=label_temperature,
-        num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared, tail=tail,
+        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
+        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
+        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
+        label_temperature=label_temperature, num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
+        tail=tail,
         # end of generated
     )  # fmt: skip
 

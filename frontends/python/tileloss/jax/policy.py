@@ -23,10 +23,10 @@ def policy_loss(
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
     mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -45,10 +45,10 @@ def policy_loss(
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
     mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -67,7 +67,7 @@ def policy_loss(
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of policy_loss
     mask: Array | None = None, sequence_offsets: Array | None = None, old_logp: Array | None = None,
-    ref_logp: Array | None = None, sampler_logp: Array | None = None, preset: str | None = None,
+    ref_logp: Array | None = None, sampler_logp: Array | None = None, allowed: Array | None = None, preset: str | None = None,
     logit_scale: float | None = None, softcap: float | None = None, temperature: Number | None = None,
     temperature_on: str | None = None, valid_vocab: int | None = None, ignore_index: int | None = None, kind: str | None = None,
     ratio_level: str | None = None, aggregation: str | None = None, advantage_level: str | None = None,
@@ -105,6 +105,8 @@ def policy_loss(
         ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
             docs/users/losses.md.
         sampler_logp: [...] or flat [N], converted to float32; of the engine that sampled the tokens; NaN: no difference.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     The offsets may be traced: all rows are NaN where traced ones cannot be. Without them the sequences are the batch's rows.
 
@@ -191,16 +193,17 @@ def policy_loss(
         implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of policy_loss
         mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
-        preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level, aggregation=aggregation,
-        advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low, epsilon_high=epsilon_high, delta=delta,
-        dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg, vespo_k_pos=vespo_k_pos,
-        vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg,
-        log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction, sampler_level=sampler_level,
-        sampler_min=sampler_min, sampler_max=sampler_max, off_policy_threshold=off_policy_threshold,
-        entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold, beta=beta, kl_estimator=kl_estimator,
-        kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp, kl_clamp=kl_clamp, entropy_coef=entropy_coef,
-        entropy_reduction=entropy_reduction, num_items=num_items, max_length=max_length,
+        allowed=allowed, preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level,
+        aggregation=aggregation, advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high, delta=delta, dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg,
+        vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg,
+        vespo_lambda_neg=vespo_lambda_neg, log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction,
+        sampler_level=sampler_level, sampler_min=sampler_min, sampler_max=sampler_max,
+        off_policy_threshold=off_policy_threshold, entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold,
+        beta=beta, kl_estimator=kl_estimator, kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp,
+        kl_clamp=kl_clamp, entropy_coef=entropy_coef, entropy_reduction=entropy_reduction, num_items=num_items,
+        max_length=max_length,
         # end of generated
     )  # fmt: skip
 
@@ -213,10 +216,10 @@ def linear_policy_loss(
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
     mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -235,10 +238,10 @@ def linear_policy_loss(
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
     mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -258,7 +261,7 @@ def linear_policy_loss(
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of policy_loss
     mask: Array | None = None, sequence_offsets: Array | None = None, old_logp: Array | None = None,
-    ref_logp: Array | None = None, sampler_logp: Array | None = None, preset: str | None = None,
+    ref_logp: Array | None = None, sampler_logp: Array | None = None, allowed: Array | None = None, preset: str | None = None,
     logit_scale: float | None = None, softcap: float | None = None, temperature: Number | None = None,
     temperature_on: str | None = None, valid_vocab: int | None = None, ignore_index: int | None = None, kind: str | None = None,
     ratio_level: str | None = None, aggregation: str | None = None, advantage_level: str | None = None,
@@ -284,16 +287,17 @@ def linear_policy_loss(
         compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of policy_loss
         mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
-        preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
-        valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level, aggregation=aggregation,
-        advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low, epsilon_high=epsilon_high, delta=delta,
-        dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg, vespo_k_pos=vespo_k_pos,
-        vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg,
-        log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction, sampler_level=sampler_level,
-        sampler_min=sampler_min, sampler_max=sampler_max, off_policy_threshold=off_policy_threshold,
-        entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold, beta=beta, kl_estimator=kl_estimator,
-        kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp, kl_clamp=kl_clamp, entropy_coef=entropy_coef,
-        entropy_reduction=entropy_reduction, num_items=num_items, max_length=max_length,
+        allowed=allowed, preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
+        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level,
+        aggregation=aggregation, advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high, delta=delta, dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg,
+        vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg,
+        vespo_lambda_neg=vespo_lambda_neg, log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction,
+        sampler_level=sampler_level, sampler_min=sampler_min, sampler_max=sampler_max,
+        off_policy_threshold=off_policy_threshold, entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold,
+        beta=beta, kl_estimator=kl_estimator, kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp,
+        kl_clamp=kl_clamp, entropy_coef=entropy_coef, entropy_reduction=entropy_reduction, num_items=num_items,
+        max_length=max_length,
         # end of generated
     )  # fmt: skip
 

@@ -34,6 +34,7 @@ def cross_entropy(
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -79,6 +80,8 @@ def cross_entropy(
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.
@@ -109,6 +112,7 @@ def cross_entropy(
         "mask": mask,
         "token_weights": token_weights,
         "class_weights": weight,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -145,6 +149,7 @@ def linear_cross_entropy(
     # generated: arguments of cross_entropy but ignore_index
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -196,6 +201,7 @@ def linear_cross_entropy(
         "mask": mask,
         "token_weights": token_weights,
         "class_weights": weight,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -227,6 +233,7 @@ def logprobs(
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
     # generated: arguments of logprobs
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -258,6 +265,7 @@ def logprobs(
     given: dict[str, Value] = {
         # generated: values of logprobs
         "labels": target,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -290,6 +298,7 @@ def linear_logprobs(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     # generated: arguments of logprobs but ignore_index
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -304,6 +313,7 @@ def linear_logprobs(
     given: dict[str, Value] = {
         # generated: values of logprobs
         "labels": target,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,

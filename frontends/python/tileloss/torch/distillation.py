@@ -28,6 +28,7 @@ def distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -75,6 +76,8 @@ def distillation(
     Tensors that go with the rows, None for the default:
         mask: [...] or flat [N], any numbers; rows with 0 are neither read nor counted; default: all count.
         token_weights: [...] or flat [N], converted to float32; w_i; default 1.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, of which a Number may be a tensor of one element:
         logit_scale: multiplies the logits; > 0; default 1.
@@ -115,6 +118,7 @@ def distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -161,6 +165,7 @@ def linear_distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -210,6 +215,7 @@ def linear_distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,

@@ -45,10 +45,10 @@ def policy_loss(
     return_metrics: Literal[False] = ..., grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -66,10 +66,10 @@ def policy_loss(
     return_metrics: Literal[True], grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -97,6 +97,7 @@ def policy_loss(
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     sampler_logp: Tensor | None = None,
+    allowed: Tensor | None = None,
     preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
@@ -162,6 +163,8 @@ def policy_loss(
         ref_logp: [...] or flat [N], converted to float32; of the reference model; of NaN here or in old_logp:
             docs/users/losses.md.
         sampler_logp: [...] or flat [N], converted to float32; of the engine that sampled the tokens; NaN: no difference.
+        allowed: [..., W] or [W], int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all
+            are allowed.
 
     Options, each None for its default or the preset's; a Number may be a tensor of one element, which is not differentiated:
         preset: grpo, bnpo, dr_grpo, dapo, cispo, sapo, gspo, luspo, vespo, reinforce: a method's name, which sets these; an
@@ -248,6 +251,7 @@ def policy_loss(
         "old_logp": old_logp,
         "ref_logp": ref_logp,
         "sampler_logp": sampler_logp,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -307,10 +311,10 @@ def linear_policy_loss(
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -329,10 +333,10 @@ def linear_policy_loss(
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., preset: str | None = ..., logit_scale: float | None = ...,
-    softcap: float | None = ..., temperature: Number | None = ..., temperature_on: str | None = ...,
-    valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ..., ratio_level: str | None = ...,
-    aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
+    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
+    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
+    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
+    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
     epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
     dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
     vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
@@ -364,6 +368,7 @@ def linear_policy_loss(
     old_logp: Tensor | None = None,
     ref_logp: Tensor | None = None,
     sampler_logp: Tensor | None = None,
+    allowed: Tensor | None = None,
     preset: str | None = None,
     logit_scale: float | None = None,
     softcap: float | None = None,
@@ -421,6 +426,7 @@ def linear_policy_loss(
         "old_logp": old_logp,
         "ref_logp": ref_logp,
         "sampler_logp": sampler_logp,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,

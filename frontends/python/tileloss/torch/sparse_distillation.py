@@ -28,6 +28,7 @@ def sparse_distillation(
     # generated: arguments of sparse_distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -91,6 +92,7 @@ def sparse_distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,
@@ -134,6 +136,7 @@ def linear_sparse_distillation(
     # generated: arguments of sparse_distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -161,6 +164,7 @@ def linear_sparse_distillation(
         "labels": target,
         "mask": mask,
         "token_weights": token_weights,
+        "allowed": allowed,
         "logit_scale": logit_scale,
         "softcap": softcap,
         "temperature": temperature,

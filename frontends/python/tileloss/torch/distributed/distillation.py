@@ -30,6 +30,7 @@ def distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -93,6 +94,7 @@ def linear_distillation(
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,

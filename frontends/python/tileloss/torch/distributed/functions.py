@@ -28,6 +28,7 @@ def cross_entropy(
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -83,6 +84,7 @@ def linear_cross_entropy(
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -125,6 +127,7 @@ def logprobs(
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
     # generated: arguments of logprobs
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
@@ -153,6 +156,7 @@ def linear_logprobs(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     # generated: arguments of logprobs
+    allowed: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float = 0.0,
     temperature: Number = 1.0,
