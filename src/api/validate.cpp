@@ -68,6 +68,16 @@ Status check_state(const Problem& p, const std::string& name, const tileloss_row
   return {};
 }
 
+// How many classes the rows have, where that is each row's own.
+Status check_counts(const Problem& p, bool is_read) {
+  const tileloss_row_state& s = p.row_state;
+  if (is_read && p.is_shard && present(p.args.allowed) && s.allowed_count == nullptr && p.rows > 0)
+    return expected("row_state.allowed_count", "an array, for a shard with allowed", "null");
+  if (s.allowed_count != nullptr && s.allowed_weight == nullptr && present(p.args.class_weights))
+    return expected("row_state.allowed_weight", "an array, with allowed_count and class_weights", "null");
+  return {};
+}
+
 Status resolve_vocabulary(Problem& p) {
   const tileloss_logit_options& o = p.logit;
   for (const std::int64_t r :
@@ -111,7 +121,7 @@ Status resolve_from_row_state(Problem& p) {
 // Matrices that the function has no use for.
 Status check_matrices_taken(const Problem& p) {
   for (const TensorSlot& slot : tensor_slots()) {
-    if (slot.matrix != nullptr && (slot.groups & p.loss->groups) == 0 && present(p.args, slot))
+    if (slot.matrix != nullptr && slot.groups != 0 && (slot.groups & p.loss->groups) == 0 && present(p.args, slot))
       return expected(slot.name, "none: " + p.loss->name + " does not take it", "a matrix");
   }
   return {};
@@ -209,6 +219,7 @@ Status resolve_shard_of_pair(Problem& p) {
     if ((slot.groups & kDivergence) != 0) teachers |= slot.state_arrays;
   }
   if (p.pass != TILELOSS_FROM_ROW_STATE) arrays = teachers = 0;
+  if (Status s = check_counts(p, true); !s.ok()) return s;
   if (Status s = check_state(p, "row_state", p.row_state, arrays | kMaxSumLabelLogit); !s.ok()) return s;
   const bool has_teacher = p.pair_state.teacher != nullptr, has_label = p.pair_state.label != nullptr;
   if (has_teacher != (p.loss->target() == TargetKind::kLogits))
@@ -239,6 +250,7 @@ Status resolve_passes(Problem& p, std::uint32_t forward_sums, std::uint32_t back
   p.sums = needed;
   if (given_state) {
     const bool is_read = state_is_input || p.merges_shards();
+    if (Status s = check_counts(p, is_read); !s.ok()) return s;
     if (Status s = check_state(p, "row_state", p.row_state, is_read ? arrays_of(needed) | kMaxSumLabelLogit : 0); !s.ok())
       return s;
     if (!state_is_input) p.sums |= sums_of(present_arrays(p.row_state));

@@ -108,6 +108,12 @@ TILELOSS_HOST_DEVICE inline DivergenceTerm<double> probability_term(double weigh
   c.log_ratio = logp;
   return ClassProbabilities<Scalar>{}(c);
 }
+// Of classes that the row has not, and whose p is 0; `weight`: theirs together.
+TILELOSS_HOST_DEVICE inline TargetSums sums_outside(double weight) {
+  if (weight == 0) return {};
+  const DivergenceTerm<double> term = probability_term(weight, -kInfinity);
+  return {term.value, term.form};
+}
 // So that it keeps its digits where the class has all the weight, and p is near 1.
 TILELOSS_HOST_DEVICE inline double probability_slope(double weight, double p, double one_minus_p, double mean) {
   return (-mean - weight) * p - weight * one_minus_p;

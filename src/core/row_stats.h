@@ -10,6 +10,12 @@
 
 namespace tileloss::impl {
 
+// Over which classes a row's sums run, where it has a set of allowed ones; less than 0: over all.
+struct RowClasses {
+  double count = -1;
+  double weight = -1;  // the sum of c_j
+};
+
 struct RowStats {
   double max = 0;
   double sum = 0;      // S, the label's term included
@@ -22,6 +28,7 @@ struct RowStats {
   double log_sum_sq_probs = 0;  // if kCollisionSum
   double smoothing_sum = 0;     // sum_j c_j (z_j - max), if kSmoothingSum; of z_j where the maximum is infinite
   std::int64_t argmax = -1;     // if kArgmax
+  RowClasses classes;
 };
 
 // x / sum. On a device by way of 1 / sum, of which there is one a row.
@@ -62,6 +69,14 @@ TILELOSS_HOST_DEVICE inline RowStats make_row_stats(const RowState& state, bool 
   s.entropy = s.log_sum - state.entropy_sum / s.sum;
   s.log_sum_sq_probs = std::log(static_cast<double>(state.collision_sum)) - 2 * s.log_sum;
   return s;
+}
+
+// A row without any class is as one of -inf, of which the first is the largest.
+TILELOSS_HOST_DEVICE inline void set_classes(RowStats& s, const RowClasses& classes) {
+  s.classes = classes;
+  if (classes.count != 0) return;
+  s.argmax = 0;
+  s.smoothing_sum = -kInfinity;
 }
 
 }  // namespace tileloss::impl

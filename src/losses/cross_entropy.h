@@ -44,7 +44,10 @@ class CrossEntropy {
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
-    const double share = s > 0 ? s / static_cast<double>(context_.classes) : 0;
+    const bool has_all = r.classes.count < 0;
+    const double classes = has_all ? static_cast<double>(context_.classes) : r.classes.count,
+                 class_weight_sum = has_all ? class_weight_sum_ : r.classes.weight;
+    const double share = s > 0 ? s / classes : 0;
     const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
     double c_y = context_.class_weight(i);
     if (context_.temperature_on_logprob) c_y /= scalar_value(context_.temperature);
@@ -52,13 +55,12 @@ class CrossEntropy {
     RowResult result;
     if (ce_scale_ != 0) result.loss += ce * ((1 - s) * c_y * -r.logp);
     // One class alone has log p = 0, whatever rounding has left of z - max.
-    if (s > 0 && context_.classes > 1 && ce_scale_ != 0)
-      result.loss += ce * share * (class_weight_sum_ * r.log_sum - r.smoothing_sum);
+    if (s > 0 && classes != 1 && ce_scale_ != 0) result.loss += ce * share * (class_weight_sum * r.log_sum - r.smoothing_sum);
     if (zeta > 0 && z_scale_ != 0) result.loss += zeta * z * r.lse * r.lse;
     const double z_term = zeta > 0 ? 2 * zeta * z * r.lse : 0.0;
     RowCoefficients& g = result.coefficients;
     g.target = upstream * -(1 - s) * c_y * ce;
-    g.prob_plus_target = upstream * ((s > 0 ? ce * s * class_weight_sum_ / static_cast<double>(context_.classes) : 0) + z_term);
+    g.prob_plus_target = upstream * ((s > 0 ? ce * s * class_weight_sum / classes : 0) + z_term);
     g.uniform = upstream * -share * ce;
     return result;
   }

@@ -18,7 +18,8 @@ class Logprobs {
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& stats) const {
     RowResult result{0, coefficients_from_upstream(context_.logp_grad[i] / context_.logp_divisor(), context_.lse_grad[i],
                                                    context_.entropy_grad[i], stats.entropy)};
-    result.coefficients.uniform = context_.mean_logit_grad[i] / static_cast<double>(context_.classes);
+    result.coefficients.uniform =
+        context_.mean_logit_grad[i] / (stats.classes.count < 0 ? static_cast<double>(context_.classes) : stats.classes.count);
     return result;
   }
 

@@ -37,13 +37,17 @@ TILELOSS_HOST_DEVICE inline double smoothing_weight(const tileloss_row_state& s,
   if (s.allowed_weight != nullptr) return s.allowed_weight[i];
   return s.allowed_count != nullptr ? s.allowed_count[i] : s.smoothing_weight;
 }
-TILELOSS_HOST_DEVICE inline void save_counts(const tileloss_row_state& s, std::int64_t i, double count, double weight) {
-  if (s.allowed_count != nullptr) s.allowed_count[i] = static_cast<float>(count);
-  if (s.allowed_weight != nullptr) s.allowed_weight[i] = static_cast<float>(weight);
+TILELOSS_HOST_DEVICE inline void save_classes(const tileloss_row_state& s, std::int64_t i, const RowClasses& classes) {
+  if (s.allowed_count != nullptr) s.allowed_count[i] = static_cast<float>(classes.count);
+  if (s.allowed_weight != nullptr) s.allowed_weight[i] = static_cast<float>(classes.weight);
+}
+TILELOSS_HOST_DEVICE inline RowClasses load_classes(const tileloss_row_state& s, std::int64_t i) {
+  if (s.allowed_count == nullptr) return {};
+  return {s.allowed_count[i], smoothing_weight(s, i)};
 }
 TILELOSS_HOST_DEVICE inline void empty_row(const tileloss_row_state& s, std::int64_t i) {
   save_row(s, i, RowState());
-  save_counts(s, i, 0, 0);
+  save_classes(s, i, {0, 0});
 }
 // A row of into = into + from. Arrays that `from` lacks are left alone.
 TILELOSS_HOST_DEVICE inline void merge_row(tileloss_row_state into, const tileloss_row_state& from, std::int64_t i) {
@@ -63,7 +67,11 @@ struct RowStates {
   tileloss_row_state saved{};
 
   TILELOSS_HOST_DEVICE RowState operator[](std::int64_t i) const { return kept != nullptr ? kept[i] : load_row(saved, i); }
-  TILELOSS_HOST_DEVICE RowStats stats(std::int64_t i) const { return make_row_stats((*this)[i]); }
+  TILELOSS_HOST_DEVICE RowStats stats(std::int64_t i) const {
+    RowStats stats = make_row_stats((*this)[i]);
+    set_classes(stats, load_classes(saved, i));
+    return stats;
+  }
 };
 
 // What is known of the rows of all shards together, whose target is not labels.
@@ -74,6 +82,7 @@ struct PairStates {
   // Without `has_sums`: these are to be found.
   TILELOSS_HOST_DEVICE TargetStats stats(std::int64_t i, bool has_sums) const {
     TargetStats stats(make_row_stats(load_row(own, i)));
+    set_classes(stats, load_classes(own, i));
     if (teacher.max != nullptr) stats.teacher = make_row_stats(load_row(teacher, i));
     if (label.max != nullptr) stats.label = make_row_stats(load_row(label, i));
     if (has_sums) stats.sums = {sums.divergence[i], sums.mean[i]};
