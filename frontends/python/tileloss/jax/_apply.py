@@ -226,10 +226,11 @@ def _stage_of_logprobs(
     state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
 ) -> tuple[Results, Any]:
     options, coefficients = call.options_of(o), None
-    of_rows: Any = {"classes": call.classes, "allowed": o.allowed}
+    of_rows: dict[str, Any] = {"classes": call.classes, "allowed": o.allowed}
     found = logprobs(state, o.labels, options, **of_rows)._asdict()
     if upstream:
-        coefficients = logprobs_coefficients(state, o.labels, options, **of_rows, **upstream)
+        of_rows |= upstream
+        coefficients = logprobs_coefficients(state, o.labels, options, **of_rows)
     return {name: found[name] for name in call.outputs}, coefficients
 
 

@@ -52,7 +52,7 @@ def allowed_from(
     _check(tokens, offsets, vocab_size)
     rows, width = offsets.numel() - 1, words_of(vocab_size) * WORD
     of_rows = torch.arange(rows, device=tokens.device).repeat_interleave(offsets.diff())
-    bits = (of_rows * width + tokens).unique()  # a bit that is added twice would be another
+    bits = torch.unique(of_rows * width + tokens)  # a bit that is added twice would be another
     ones = torch.ones_like(bits, dtype=torch.int32) << (bits % WORD).int()
     words = torch.zeros(rows * width // WORD, dtype=torch.int32, device=tokens.device)
     return words.scatter_add_(0, bits // WORD, ones).view(rows, width // WORD)

@@ -226,8 +226,8 @@ class _LogitsRows(_TeacherRows):
 
     def _step(self, sums: Terms, start: Array | int, width: int) -> Terms:
         """The columns but the label's: the divergence, and the mean in its gradient."""
-        tiles = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
-        _, found = self._columns(*tiles, start)
+        x, of_teacher = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
+        _, found = self._columns(x, of_teacher, start)
         is_label = xla.where_labels(self.labels, start, width)
 
         def added(total: Array, of_columns: Array) -> Array:
