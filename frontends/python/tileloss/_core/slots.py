@@ -65,7 +65,7 @@ def _all_slots() -> dict[str, Slot]:
     return {
         name: Slot(
             name,
-            OPERAND if info.role == INPUT and (info.rank == 2 or name in _OPERANDS) else info.role,
+            OPERAND if info.role == INPUT and _is_operand(name, info.rank) else info.role,
             info.shape.decode(),
             tuple(dtype for dtype in _PREFERENCE if info.dtypes >> dtype & 1),
             info.state_arrays,
@@ -74,6 +74,10 @@ def _all_slots() -> dict[str, Slot]:
         )
         for name, info in infos.items()
     }
+
+
+def _is_operand(name: str, rank: int) -> bool:
+    return name in _OPERANDS or (rank == 2 and name != "allowed")
 
 
 SLOTS = _all_slots()
@@ -85,6 +89,7 @@ _MEMBERS: list[tuple[int, str, Any]] = sorted(
         (_ANY.sequence_length_offset, "sequence_length", c_int64),
         (_ANY.row_groups_offset, "row_groups", RowGroups),
         (_ANY.pair_state_offset, "pair_state", c_void_p),
+        (_ANY.labels_per_row_offset, "labels_per_row", c_int64),
         *((s.offset, s.name, Matrix if s.rank == 2 else Vector) for s in SLOTS.values()),
     ]
 )

@@ -44,6 +44,7 @@ struct ScratchShape {
   std::int64_t columns = 0, vocab_block = 0;
   bool has_softcap = false;  // of the rows or the teacher's
   std::int64_t known_columns = 0;
+  std::int64_t labels_per_row = 0;  // where these are several
 
   std::int64_t bytes() const;  // a multiple of 64
 };
@@ -63,6 +64,7 @@ struct SweepJob {
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;         // of column 0; null: 1
   const std::int64_t* label_columns = nullptr;  // [rows], or kIgnoredRow or kLabelElsewhere
+  std::int64_t labels_per_row = 0;              // where these are several: the row visitor has their columns
   TargetInput target;
   int threads = 1;
   std::int64_t row_block = 1;
