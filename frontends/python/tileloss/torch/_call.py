@@ -180,7 +180,7 @@ class KeptCall(calls.KeptCall):
 
 
 def rows_of_labels(labels: Tensor | None, first: Tensor) -> torch.Size:
-    """The leading shape of ``first``, which is that of the labels, or, where each row has several of them, theirs but for the last
+    """The leading shape of ``first``, which is that of the labels, or, where rows have several, theirs but for the last
     dimension."""
     if labels is None or has_several_labels(labels, first):
         return first.shape[:-1]
