@@ -46,6 +46,7 @@ struct LogprobsArgs {
 
   LogitsView logits = {};                    // [N,V] float32, bfloat16, float16; any row stride >= V, column stride 1
   LabelsView labels;                         // [N] int32, int64
+  std::int64_t labels_per_row = 0;           // K, up to 1024; 0: 1
   Vector<const float> logp_grad = {};        // [N] float32; upstream gradient; absent: 0
   Vector<const float> lse_grad = {};         // [N] float32; upstream gradient; absent: 0
   Vector<const float> entropy_grad = {};     // [N] float32; upstream gradient; absent: 0
@@ -71,6 +72,7 @@ struct LogprobsArgs {
     tileloss_args_init(&args);
     args.logits = logits.c();
     args.labels = labels.c();
+    args.labels_per_row = labels_per_row;
     args.logp_grad = logp_grad.c();
     args.lse_grad = lse_grad.c();
     args.entropy_grad = entropy_grad.c();

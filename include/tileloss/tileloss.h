@@ -570,6 +570,11 @@ typedef struct tileloss_args {
   // vocab_start is a multiple of 32.
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   tileloss_matrix allowed;
+
+  // Several labels a row, with logprobs: labels, logp and logp_grad are [N,K] then, N*K numbers row by row, all else is a row's.
+  // A label of ignore_index is an empty slot, whose logp is 0; the row is ignored if all its slots are empty. A label that a row
+  // has twice counts twice. The state's label_logit is that of the row's likeliest label.
+  int64_t labels_per_row;  // K, up to 1024; 0: 1
   // end of generated
 } tileloss_args;
 
@@ -764,7 +769,7 @@ TILELOSS_API tileloss_status tileloss_plan_describe(const tileloss_plan* plan, t
 // generated: functions, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
 // written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V,
-// V the valid columns.
+// V the valid columns. Of labels [N,K] (labels_per_row) sum_k g_logp_k [j = y_k] and sum_k g_logp_k stand for the terms of one.
 TILELOSS_API tileloss_status tileloss_logprobs(const tileloss_args* args, const tileloss_logprobs_options* options,
                                                const tileloss_plan* plan, const tileloss_run* run);
 TILELOSS_API tileloss_status tileloss_logprobs_backward(const tileloss_args* args, const tileloss_logprobs_options* options,
@@ -1017,6 +1022,7 @@ typedef struct tileloss_function_info {
   const char* presets;  // "grpo|gspo|...": names that tileloss_options_preset takes; null if there are none
   const char* metrics;  // "kl|entropy|...": what args.metrics holds, in this order; null if there are none
   size_t pair_state_offset;
+  size_t labels_per_row_offset;
 } tileloss_function_info;
 
 TILELOSS_API int64_t tileloss_function_count(void);

@@ -273,7 +273,7 @@ inline PlanResult linear_plan(Pass pass, const LinearHead& head, const TeacherHe
 // generated: functions in C++, by ./dev generate from src/schema/table.toml
 // logp, lse and the other row outputs; its backward takes logp_grad, lse_grad, entropy_grad and mean_logit_grad, so that any loss
 // written on top of them differentiates exactly: dL/dz_j = g_logp [j = y] + p_j (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V,
-// V the valid columns.
+// V the valid columns. Of labels [N,K] (labels_per_row) sum_k g_logp_k [j = y_k] and sum_k g_logp_k stand for the terms of one.
 inline Status logprobs(const LogprobsArgs& args, const LogprobsOptions& options = {}, const RunOptions& run = {}) noexcept {
   return detail::call("logprobs", Pass::kForward, args.c(), options, run);
 }

@@ -1,5 +1,7 @@
 #include "api/arguments.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <tuple>
 
@@ -25,6 +27,10 @@ bool fits(std::int64_t count, std::int64_t stride, tileloss_dtype dtype) {
 }
 
 std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tileloss_vector& v) {
+  constexpr tileloss_vector tileloss_args::*kOfLabels[] = {&tileloss_args::labels, &tileloss_args::logp,
+                                                           &tileloss_args::logp_grad};
+  if (p.has_several_labels() && std::ranges::find(kOfLabels, slot.vector) != std::end(kOfLabels))
+    return p.rows * p.args.labels_per_row;
   switch (slot.shape) {
     case Shape::kRows: return p.rows;
     case Shape::kClasses: return p.classes;
@@ -186,6 +192,21 @@ Status check_allowed(const Problem& p) {
   return expected("vocab_start", "a multiple of 32 with allowed", to_string(p.logit.vocab_start));
 }
 
+Status check_labels_per_row(const Problem& p) {
+  constexpr std::int64_t kMost = 1024;
+  const tileloss_args& a = p.args;
+  const std::string name = "labels_per_row", given = to_string(a.labels_per_row);
+  if (a.labels_per_row < 0 || a.labels_per_row > kMost) return expected(name, "0 to " + to_string(kMost), given);
+  if (!p.has_several_labels()) return {};
+  if (!p.loss->info.takes_several_labels) return expected(name, "0 or 1, as " + p.loss->name + " takes one label a row", given);
+  if (p.pass == TILELOSS_FROM_ROW_STATE || p.is_shard) return expected(name, "0 or 1 with a shard of the vocabulary", given);
+  if (present(a.correct)) return expected("correct", "none with several labels a row", "a vector");
+  if (present(a.allowed)) return expected("allowed", "none with several labels a row", "a matrix");
+  if (p.rows > std::numeric_limits<std::int64_t>::max() / (8 * kMost))
+    return expected(name, "less than 2^63 bytes of labels", given);
+  return {};
+}
+
 Status check_row_groups(const Problem& p) {
   const tileloss_args& a = p.args;
   const tileloss_row_groups& g = a.row_groups;
@@ -258,6 +279,7 @@ void hash_tensors(const Problem& p, Fingerprint& h) {
     }
   }
   h.add(a.sequence_length);
+  h.add(a.labels_per_row);
   h.add(a.row_groups.rows);
   h.add(a.row_groups.logits_stride);
   h.add(a.row_groups.dlogits_stride);

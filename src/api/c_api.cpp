@@ -260,6 +260,7 @@ tileloss_status tileloss_get_function_info(int64_t index, tileloss_function_info
     whole.presets = loss.info.presets;
     whole.metrics = loss.info.metrics;
     whole.pair_state_offset = offsetof(tileloss_args, pair_state);
+    whole.labels_per_row_offset = offsetof(tileloss_args, labels_per_row);
     fill_struct(whole, info);
     return {};
   });

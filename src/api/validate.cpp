@@ -318,6 +318,7 @@ Status make_problem(const char* function, tileloss_pass pass, const tileloss_arg
   if (Status s = resolve_matrices(p); !s.ok()) return s;
   if (Status s = resolve_vocabulary(p); !s.ok()) return s;
   if (Status s = check_allowed(p); !s.ok()) return s;
+  if (Status s = check_labels_per_row(p); !s.ok()) return s;
   if (Status s = check_row_groups(p); !s.ok()) return s;
   if (Status s = check_vectors(p); !s.ok()) return s;
   const LossContext context = make_context(p);

@@ -21,7 +21,7 @@ LossContext make_context(const Problem& p) {
   c.classes = p.classes;
   c.temperature = p.logit.temperature;
   c.temperature_on_logprob = p.logit.temperature_on == TILELOSS_TEMPERATURE_ON_LOGPROB;
-  c.labels = Labels(a.labels, p.logit.ignore_index, a.mask);
+  c.labels = Labels(a.labels, p.logit.ignore_index, a.mask, a.labels_per_row);
   c.token_weights = RowInput(a.token_weights, 1);
   c.class_weights = RowInput(a.class_weights, 1);
   c.loss_grad = RowInput(a.loss_grad, 1);
@@ -125,8 +125,8 @@ const float* class_weights(const Problem& p) {
   return weights == nullptr ? nullptr : weights + p.logit.vocab_start;
 }
 
-Status bad_label(std::int64_t row, std::int64_t label, std::int64_t classes, std::int64_t ignore_index) {
-  return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + std::to_string(row) + "]: expected 0 <= label < " + std::to_string(classes) +
+Status bad_label(const std::string& at, std::int64_t label, std::int64_t classes, std::int64_t ignore_index) {
+  return {TILELOSS_LABEL_OUT_OF_RANGE, "labels[" + at + "]: expected 0 <= label < " + std::to_string(classes) +
                                            " or ignore_index " + std::to_string(ignore_index) + ", got " + std::to_string(label)};
 }
 

@@ -58,6 +58,7 @@ struct Problem {
   }
 
   // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
+  bool has_several_labels() const { return args.labels_per_row > 1; }
   bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
 };
 
@@ -78,8 +79,8 @@ Status check_transforms(const Problem& problem, bool with_pointers);
 
 // Of the caller's workspace, if there is one.
 Status check_workspace(const tileloss_run& run, const tileloss_plan& plan);
-// What is said of a label that is no class.
-Status bad_label(std::int64_t row, std::int64_t label, std::int64_t classes, std::int64_t ignore_index);
+// What is said of a label that is no class. `at`: its row, or row and slot.
+Status bad_label(const std::string& at, std::int64_t label, std::int64_t classes, std::int64_t ignore_index);
 // Whether an entry of sequence_offsets is right after the one `before` it.
 Status check_offset(std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t before, std::int64_t rows);
 

@@ -31,11 +31,34 @@ struct TargetSums {
   double mean = 0;
 };
 
+// Of rows with several labels. The sweeps know one, the likeliest: no other has p > 1/2, so that 1 - p and log p of the others
+// keep their digits with their terms among those of all columns.
+struct SeveralLabels {
+  const float* z = nullptr;     // of each slot, -inf where it is empty; null: there is one label
+  std::int64_t likeliest = -1;  // the slot that the statistics' logp and p are of
+
+  // Fills z in. column(k): less than 0 for an empty slot; logit(column): transformed.
+  template <class Column, class Logit>
+  TILELOSS_HOST_DEVICE static SeveralLabels find(std::int64_t count, float* z, const Column& column, const Logit& logit) {
+    SeveralLabels labels{z, -1};
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t j = column(k);
+      z[k] = j < 0 ? -kInfinity : logit(j);
+      if (j >= 0 && (labels.likeliest < 0 || z[k] > z[labels.likeliest])) labels.likeliest = k;
+    }
+    return labels;
+  }
+  TILELOSS_HOST_DEVICE double logp(std::int64_t k, const RowStats& row) const {
+    return z[k] == z[likeliest] ? row.logp : z[k] - row.max - row.log_sum;
+  }
+};
+
 // All that a row stage sees of a row: its own statistics, and what its target adds.
 struct TargetStats : RowStats {
   RowStats label;    // of the row at the temperature of its label's cross-entropy, which may be another
   RowStats teacher;  // of kLogits; of kColumns its entropy and argmax
   TargetSums sums;
+  SeveralLabels labels;
 
   TargetStats() = default;
   TILELOSS_HOST_DEVICE TargetStats(const RowStats& own) : RowStats(own), label(own) {}  // NOLINT(google-explicit-constructor)

@@ -59,14 +59,25 @@ class IntegerInput {
 class Labels {
  public:
   Labels() = default;
-  Labels(const tileloss_vector& labels, std::int64_t ignore_index, const tileloss_vector& mask = {})
-      : labels_(labels), are_given_(labels.dtype != TILELOSS_NONE), ignore_index_(ignore_index), mask_(mask) {}
+  Labels(const tileloss_vector& labels, std::int64_t ignore_index, const tileloss_vector& mask = {}, std::int64_t per_row = 1)
+      : labels_(labels),
+        are_given_(labels.dtype != TILELOSS_NONE),
+        ignore_index_(ignore_index),
+        mask_(mask),
+        per_row_(per_row < 1 ? 1 : per_row) {}
   TILELOSS_HOST_DEVICE bool are_given() const { return are_given_; }
-  // -1 where none are given.
+  // Of rows with one label; -1 where none are given.
   TILELOSS_HOST_DEVICE std::int64_t operator[](std::int64_t i) const { return are_given_ ? labels_[i] : -1; }
   TILELOSS_HOST_DEVICE bool is_used(std::int64_t i) const {
-    return is_unmasked(i) && (!are_given_ || labels_[i] != ignore_index_);
+    if (!is_unmasked(i)) return false;
+    bool has_label = !are_given_;
+    for (std::int64_t k = 0; k < per_row_ && !has_label; ++k) has_label = has_label_at(i, k);
+    return has_label;
   }
+  // Of rows with several labels, which are given then: their slots.
+  TILELOSS_HOST_DEVICE std::int64_t per_row() const { return per_row_; }
+  TILELOSS_HOST_DEVICE std::int64_t at(std::int64_t i, std::int64_t k) const { return labels_[i * per_row_ + k]; }
+  TILELOSS_HOST_DEVICE bool has_label_at(std::int64_t i, std::int64_t k) const { return at(i, k) != ignore_index_; }
 
  private:
   TILELOSS_HOST_DEVICE bool is_unmasked(std::int64_t i) const {
@@ -87,6 +98,7 @@ class Labels {
   bool are_given_ = false;
   std::int64_t ignore_index_ = 0;
   tileloss_vector mask_{};
+  std::int64_t per_row_ = 1;
 };
 
 // Of a matrix of int32 or int64.

@@ -51,6 +51,10 @@ struct LossContext {
   }
   // What a row counts for.
   TILELOSS_HOST_DEVICE double weight(std::int64_t i) const { return labels.is_used(i) ? token_weights[i] : 0; }
+  // Upstream of a label's log-probability, of rows with several; 0 of an empty slot.
+  TILELOSS_HOST_DEVICE double logp_grad_at(std::int64_t i, std::int64_t k) const {
+    return labels.has_label_at(i, k) ? logp_grad[i * labels.per_row() + k] / logp_divisor() : 0;
+  }
   TILELOSS_HOST_DEVICE double logp_divisor() const { return temperature_on_logprob ? scalar_value(temperature) : 1.0; }
 };
 
@@ -101,6 +105,7 @@ struct LossInfo {
   TeacherOptions (*teacher_options)(const void* options) = nullptr;  // of TargetKind::kLogits
   // Where the label's cross-entropy may have a temperature of its own; not given: that of the logits.
   tileloss_scalar (*label_temperature)(const void* options) = nullptr;
+  bool takes_several_labels = false;  // a row: labels_per_row
   // Whether a label that is no class is one of a column elsewhere, rather than an error.
   bool may_be_elsewhere = false;
 };

@@ -53,7 +53,14 @@ struct RowOutputs {
         classes(static_cast<double>(context.classes)) {}
 
   TILELOSS_HOST_DEVICE void write(std::int64_t i, const TargetStats& s) const {
-    logp.set(i, static_cast<float>(is_on_logprob ? s.label.logp / scalar_value(temperature) : s.label.logp));
+    const std::int64_t n = labels.per_row();
+    if (n == 1) set_logp(i, s.label.logp);
+    for (std::int64_t k = 0; n > 1 && k < n; ++k) {
+      if (labels.has_label_at(i, k))
+        set_logp(i * n + k, s.labels.z == nullptr ? s.label.logp : s.labels.logp(k, s));
+      else
+        logp.set(i * n + k, 0);
+    }
     lse.set(i, static_cast<float>(s.lse));
     entropy.set(i, static_cast<float>(s.entropy));
     log_sum_sq_probs.set(i, static_cast<float>(s.log_sum_sq_probs));
@@ -67,7 +74,7 @@ struct RowOutputs {
   }
 
   TILELOSS_HOST_DEVICE void write_ignored(std::int64_t i) const {
-    logp.set(i, 0);
+    for (std::int64_t k = 0, n = labels.per_row(); k < n; ++k) logp.set(i * n + k, 0);
     lse.set(i, 0);
     entropy.set(i, 0);
     log_sum_sq_probs.set(i, 0);
@@ -77,6 +84,11 @@ struct RowOutputs {
     divergence.set(i, 0);
     teacher_entropy.set(i, 0);
     agreement.set(i, 0);
+  }
+
+ private:
+  TILELOSS_HOST_DEVICE void set_logp(std::int64_t at, double value) const {
+    logp.set(at, static_cast<float>(is_on_logprob ? value / scalar_value(temperature) : value));
   }
 };
 

@@ -95,6 +95,7 @@ TEST(Introspection, ALossIsThereTwiceAndSaysSo) {
     EXPECT_EQ(all.at(info.loss).is_loss, info.is_loss) << name;
     EXPECT_EQ(info.args_size, sizeof(tileloss_args)) << name;
     EXPECT_EQ(info.row_state_offset, offsetof(tileloss_args, row_state));
+    EXPECT_EQ(info.labels_per_row_offset, offsetof(tileloss_args, labels_per_row));
     EXPECT_EQ(info.sequence_length_offset, offsetof(tileloss_args, sequence_length));
     EXPECT_EQ(info.row_groups_offset, offsetof(tileloss_args, row_groups));
     EXPECT_EQ(info.pair_state_offset, offsetof(tileloss_args, pair_state));

@@ -150,3 +150,81 @@ def test_temperature_on_the_log_probability() -> None:
     (gradient,) = torch.autograd.grad(rows.logp.sum(), x)
     (expected,) = torch.autograd.grad(plain.logp.sum(), x)
     torch.testing.assert_close(gradient, expected / 2)
+
+
+# ------------------------------------------------------------------------------------------------------ several labels a row
+
+
+def expected_of_several(x: Tensor, labels: Tensor, **transform: float) -> tuple[Tensor, Tensor]:
+    logps = torch.log_softmax(transformed(x, **transform), -1)
+    is_there = labels != -100
+    logp = torch.where(is_there, logps.gather(-1, labels.clamp(min=0)), 0.0)
+    entropy = -(logps.exp() * logps).sum(-1)
+    return logp, torch.where(is_there.any(-1), entropy, 0.0)
+
+
+@pytest.mark.parametrize("is_linear", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_several_labels(transform: dict[str, float], count: int, is_linear: bool) -> None:
+    labels = torch.randint(0, V, (2, 11, count))
+    labels[0, 1] = labels[0, 1, 0]  # one that is there several times
+    labels[0, 2, 0] = labels[1, 4:6] = -100
+    hidden, weight = leaf(torch.randn(2, 11, H)), leaf(torch.randn(V, H))
+    given = [hidden, weight] if is_linear else [leaf((hidden @ weight.T).detach())]
+    function = linear_logprobs if is_linear else logprobs
+    rows = function(*given, labels, outputs=("logp", "entropy"), **transform)
+    wide = [leaf(t.detach().double()) for t in given]
+    x = wide[0] @ wide[1].T if is_linear else wide[0]
+    logp, entropy = expected_of_several(x, labels, **transform)
+    upstream = torch.randn(logp.shape), torch.randn(entropy.shape)
+    for found, wanted in ((rows.logp, logp), (rows.entropy, entropy)):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.autograd.backward((rows.logp, rows.entropy), upstream)
+    torch.autograd.backward((logp, entropy), [u.double() for u in upstream])
+    for mine, theirs in zip(given, wide, strict=True):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_one_label_in_a_dimension_of_its_own_has_the_bits_of_one() -> None:
+    x, labels = batch()
+    rows, alone = logprobs(x, labels[..., None]), logprobs(x, labels)
+    assert torch.equal(rows.logp[..., 0], alone.logp)
+    grads = [torch.autograd.grad(r.logp.sum(), x)[0] for r in (rows, alone)]
+    assert torch.equal(*grads)
+
+
+def test_no_labels_at_all() -> None:
+    x, labels = batch()
+    rows = logprobs(x, labels[..., None][..., :0], outputs=("logp", "lse"))
+    assert rows.logp.shape == (2, 11, 0)
+    assert not rows.lse.any()
+
+
+def test_several_labels_in_a_graph_and_in_place() -> None:
+    x, labels = batch()
+    several = torch.stack([labels, labels.flip(1), torch.full_like(labels, 3)], -1)
+    compiled = torch.compile(
+        lambda x: logprobs(x, several).logp.square().sum(), backend="aot_eager"
+    )
+    own = x.detach().clone().requires_grad_()
+    in_place = logprobs(own * 1, several, inplace_backward=True).logp.square().sum()
+    grads = [
+        torch.autograd.grad(loss, at)[0]
+        for loss, at in (
+            (compiled(x), x),
+            (logprobs(x, several).logp.square().sum(), x),
+            (in_place, own),
+        )
+    ]
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(grads[0], grads[2])
+
+
+def test_what_several_labels_do_not_go_with() -> None:
+    x, labels = batch()
+    several = torch.stack([labels, labels], -1)
+    with pytest.raises(ValueError, match="correct: expected none with several labels a row"):
+        logprobs(x, several, outputs=("correct",))
+    with pytest.raises(IndexError, match=r"target\[1,2\]: expected 0 <= label < 131"):
+        logprobs(x.reshape(-1, V)[:2], torch.tensor([[1, 2, 3], [1, 2, 131]]))

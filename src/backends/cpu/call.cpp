@@ -13,6 +13,7 @@
 #include "backends/cpu/threads/scratch_memory.h"
 #include "backends/host/checks.h"
 #include "backends/host/loss.h"
+#include "backends/label_columns.h"
 #include "losses/row_arrays.h"
 #include "losses/row_outputs.h"
 
@@ -37,6 +38,8 @@ class Rows final : public RowVisitor {
         gives_sums_((stages & kGiveSums) != 0),
         has_stage_((stages & kRowStage) != 0),
         writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
+        label_columns_(problem),
+        context_(context),
         outputs_(problem.args, context) {
     if (!is_forward_ || p_.row_state.allowed_weight == nullptr || class_weights(p_) == nullptr) return;
     const float* const weights = class_weights(p_);
@@ -66,6 +69,9 @@ class Rows final : public RowVisitor {
 
   RowResult before_target_sweep(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
 
+  std::int64_t label_column(std::int64_t i, std::int64_t k) const override { return label_columns_.at(i, k); }
+  double logp_grad(std::int64_t i, std::int64_t k) const override { return context_.logp_grad_at(i, k); }
+
   RowResult visit(std::int64_t i, const TargetStats& stats) override {
     if (gives_sums_) pair_.give(i, stats.sums);
     if (!has_stage_) return {};
@@ -84,6 +90,8 @@ class Rows final : public RowVisitor {
   RowState* const states_;
   const PairStates pair_;
   const bool is_forward_, has_pair_, gives_sums_, has_stage_, writes_;
+  const LabelColumns label_columns_;
+  const LossContext& context_;
   const RowOutputs outputs_;
   RowClasses all_ = {static_cast<double>(p_.columns), static_cast<double>(p_.columns)};
 };
@@ -205,6 +213,7 @@ class CpuCall final : public Call {
     job.class_weights = class_weights(p_);
     job.label_columns = label_columns();
     job.allowed = allowed_sets();
+    job.labels_per_row = several_labels(p_);
     job.target = make_target(p_, *stage_);
     job.threads = plan_.cpu.threads;
     job.row_block = plan_.cpu.row_block;

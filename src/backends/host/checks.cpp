@@ -41,7 +41,10 @@ Status check_labels(const Problem& p, const std::int64_t* label_columns) {
   const auto* const bad = std::find(label_columns, label_columns + p.rows, kBadLabel);
   if (bad == label_columns + p.rows) return {};
   const std::int64_t i = bad - label_columns;
-  return bad_label(i, LabelColumns(p).labels[i], p.classes, p.logit.ignore_index);
+  const LabelColumns all(p);
+  const std::int64_t k = p.has_several_labels() ? all.bad_slot(i) : 0;
+  const std::string at = std::to_string(i) + (p.has_several_labels() ? "," + std::to_string(k) : "");
+  return bad_label(at, all.labels.at(i, k), p.classes, p.logit.ignore_index);
 }
 
 Status check_target(const Problem& p, const std::int64_t* label_columns) {

@@ -91,6 +91,7 @@ _MEMBERS: list[tuple[int, str, Any]] = sorted(
         (_ANY.sequence_length_offset, "sequence_length", c_int64),
         (_ANY.row_groups_offset, "row_groups", RowGroups),
         (_ANY.pair_state_offset, "pair_state", c_void_p),
+        (_ANY.labels_per_row_offset, "labels_per_row", c_int64),
         *((s.offset, s.name, Matrix if s.rank == 2 else Vector) for s in SLOTS.values()),
     ]
 )

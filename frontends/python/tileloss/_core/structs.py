@@ -233,4 +233,5 @@ class FunctionInfo(Structure):
         ("presets", c_char_p),
         ("metrics", c_char_p),
         ("pair_state_offset", c_size_t),
+        ("labels_per_row_offset", c_size_t),
     ]

@@ -15,7 +15,7 @@ from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss._core.structs import INT64, Scalar
 from tileloss._core.views import WORD, lies_apart, words_of
-from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
+from tileloss.torch._call import ARGUMENT_NAMES, DTYPES, has_several_labels, rows_of_labels
 from tileloss.torch._dtensor import is_dtensor, local_rows, unwrapped, whole_parameter
 
 Value = float | int | bool | str | Tensor | None
@@ -192,8 +192,9 @@ def checked_tensors(
     names in the ABI; those that are not there are None."""
     arguments, labels = ARGUMENTS[student.name_of(function)], tensors.get("labels")
     if labels is not None or not arguments.target:
-        labels = _checked_labels(plain("target", labels), student.first)
-    rows = student.first.shape[:-1] if labels is None else labels.shape
+        several = function == "logprobs"
+        labels = _checked_labels(plain("target", labels), student.first, several)
+    rows = rows_of_labels(labels, student.first)
     checked: list[Tensor | None] = []
     sizes = {"V": student.vocab}
     for slot in arguments.target:
@@ -207,16 +208,19 @@ def checked_tensors(
     return checked
 
 
-def _checked_labels(target: Tensor, first: Tensor) -> Tensor:
-    """Labels as int32 or int64, of the leading shape of ``first``."""
+def _checked_labels(target: Tensor, first: Tensor, several: bool) -> Tensor:
+    """Labels as int32 or int64, of the leading shape of ``first``; ``several``: they may be [..., K]."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a Tensor, got {type(target).__name__}")
     if target.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise TypeError(f"target: expected int64, int32 or uint8, got {target.dtype}")
     check_device("target", target, first.device)
-    if not has_shape(target, first.shape[:-1]):
+    rows = first.shape[:-1]
+    wanted = (*rows, target.shape[-1]) if several and has_several_labels(target, first) else rows
+    if not has_shape(target, wanted):
+        also = ", or that and several labels a row" if several else ""
         raise ValueError(
-            f"target: expected the leading shape of input, {list(first.shape[:-1])}, got {list(target.shape)}"
+            f"target: expected the leading shape of input, {list(rows)}{also}, got {list(target.shape)}"
         )
     # The ABI has no labels of 8 bits.
     return target.long() if target.dtype == torch.uint8 else target

@@ -97,8 +97,11 @@ class Call:
                 if gradient is not None:
                     setter = _set_vector if slot in _VECTORS else _set_matrix
                     self.alive.append(setter(self.args, f"d{slot}", gradient))
+        first, labels = tensors[0], tensors[arguments.slots.index("labels")]
+        assert first is not None
+        if labels is not None and has_several_labels(labels, first):
+            self.args.labels_per_row = labels.shape[-1]
         if "sequence_offsets" in arguments.inputs and not self.args.sequence_offsets.dtype:
-            labels = tensors[arguments.slots.index("labels")]
             assert labels is not None
             self.options = calls.set_sequences(
                 self.args, self.function, self.names, self.options, labels.shape, self._zeros
@@ -176,6 +179,19 @@ class KeptCall(calls.KeptCall):
         first = 0 if scalars is None else scalars.data_ptr()
         addresses = {name: first + 4 * i for i, name in enumerate(self._scalars)}
         self.run(tensors, addresses, None if place.device_type == structs.CPU else place)
+
+
+def rows_of_labels(labels: Tensor | None, first: Tensor) -> torch.Size:
+    """The leading shape of ``first``, which is that of the labels, or, where rows have several, theirs but for the last
+    dimension."""
+    if labels is None or has_several_labels(labels, first):
+        return first.shape[:-1]
+    return labels.shape
+
+
+def has_several_labels(labels: Tensor, first: Tensor) -> bool:
+    """Whether labels are [..., K]."""
+    return labels.dim() == first.dim()
 
 
 def _allocate(device: torch.device, alive: list[Any], size: int) -> int:

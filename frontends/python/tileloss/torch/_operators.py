@@ -30,7 +30,14 @@ from torch.autograd import forward_ad
 from tileloss._core.functions import FUNCTIONS, given_names, is_per_row
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, ROW_OUTPUTS, state_arrays
 from tileloss._core.structs import BACKWARD, FORWARD, VALUE_AND_GRAD
-from tileloss.torch._call import SLOT_DTYPES, Call, KeptCall, check_in_place, new_gradient
+from tileloss.torch._call import (
+    SLOT_DTYPES,
+    Call,
+    KeptCall,
+    check_in_place,
+    new_gradient,
+    rows_of_labels,
+)
 
 Kernel = Callable[..., Any]
 Results = Tensor | tuple[Tensor, ...]
@@ -263,19 +270,22 @@ class Operators:
 
     def _results(self, inputs: Sequence[Any], names: Sequence[str], make: Make) -> list[Any]:
         labels, place = inputs[self.place_of_labels], self.num_tensors
-        rows = inputs[0].shape[:-1] if labels is None else labels.shape
-        return self.new_results(names, rows, inputs[place], inputs[place + 1], inputs[-1], make)
+        rows = rows_of_labels(labels, inputs[0])
+        of_labels = rows if labels is None else labels.shape
+        options = inputs[place], inputs[place + 1], inputs[-1]
+        return self.new_results(names, rows, of_labels, *options, make)
 
     def new_results(
         self,
         names: Sequence[str],
         rows: Sequence[int],
+        of_labels: Sequence[int],
         options: str,
         values: Sequence[float],
         outputs: str,
         make: Make,
     ) -> list[Any]:
-        """``names`` of what a call gives, with `make`; ``rows``: their shape."""
+        """``names`` of what a call gives, with `make`; ``rows``: their shape, ``of_labels``: that of logp."""
         found, asked = [], outputs.split(",")
         for name in names:
             if name == "loss":
@@ -288,7 +298,7 @@ class Operators:
             elif name == "metrics":
                 found.append(make(name, (len(self.function.metrics),)))
             else:
-                found.append(make(name, rows))
+                found.append(make(name, of_labels if name == "logp" else rows))
         return found
 
 

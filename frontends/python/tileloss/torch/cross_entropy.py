@@ -23,6 +23,25 @@ from tileloss.torch._results import results_of
 Number = float | Tensor
 
 
+def _rows(
+    student: Unchecked,
+    given: dict[str, Value],
+    outputs: Iterable[str],
+    inplace_backward: bool = False,
+) -> RowOutputs:
+    """Of `logprobs`, whichever the student is. Rows with no labels at all are rows with an empty slot."""
+    names, labels = checked_outputs(RowOutputs, outputs), given["labels"]
+    is_empty = isinstance(labels, Tensor) and labels.dim() > 1 and labels.shape[-1] == 0
+    if is_empty:
+        shape, ignored = (*labels.shape[:-1], 1), given["ignore_index"]
+        given["labels"] = torch.full(shape, ignored, device=labels.device)
+    results = results_of(
+        "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
+    )
+    rows = rows_of(RowOutputs, results, names)
+    return rows._replace(logp=rows.logp[..., :0]) if is_empty and rows.logp is not None else rows
+
+
 @explains_names
 def cross_entropy(
     input: Tensor,
@@ -247,6 +266,9 @@ def logprobs(
     Args:
         outputs: names of `RowOutputs`. logp, lse, entropy and the mean are differentiable: dL/dz_j = g_logp [j = y] + p_j
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
+        target: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
+            sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
+            empty slot, its logp 0; a row of these alone is ignored. Not on CUDA, and not over shards of the vocabulary.
 
     The other arguments and the errors: `cross_entropy`.
 
@@ -260,7 +282,7 @@ def logprobs(
         ignore_index: rows with this label are neither read nor counted; default -100.
 
     Returns:
-        RowOutputs: tensors of target's shape, None for what was not asked for.
+        RowOutputs: tensors of the rows' shape, logp of target's, None for what was not asked for.
     """
     given: dict[str, Value] = {
         # generated: values of logprobs
@@ -274,15 +296,7 @@ def logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    names = checked_outputs(RowOutputs, outputs)
-    results = results_of(
-        "logprobs",
-        (checked_logits, (input,)),
-        given,
-        outputs=names,
-        inplace_backward=inplace_backward,
-    )
-    return rows_of(RowOutputs, results, names)
+    return _rows((checked_logits, (input,)), given, outputs, inplace_backward)
 
 
 @explains_names
@@ -323,6 +337,4 @@ def linear_logprobs(
         # end of generated
     }
     head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
-    names = checked_outputs(RowOutputs, outputs)
-    results = results_of("logprobs", (checked_head, (input, *head)), given, outputs=names)
-    return rows_of(RowOutputs, results, names)
+    return _rows((checked_head, (input, *head)), given, outputs)

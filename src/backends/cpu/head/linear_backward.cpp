@@ -58,6 +58,7 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
     job_.kernels->run[kStorageFloat32](nullptr, &row);
   }
   if (has_target) dz[target] = static_cast<float>(at_target);
+  set_labels(u, column, columns, [&](std::int64_t j, float dx) { dz[j] = dx; });
 }
 
 bool LinearWalk::has_dz(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const {

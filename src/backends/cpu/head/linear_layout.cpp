@@ -2,6 +2,7 @@
 
 #include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
+#include "backends/cpu/sweep/label_gradients.h"
 #include "backends/cpu/sweep/row_gradient.h"
 
 namespace tileloss::impl::cpu {
@@ -82,7 +83,12 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   l.states = take("states of slices",
                   s.forward && !s.needs_target_sweep() ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
   l.weights = take("weights of slices", s.allowed && s.forward && !s.needs_target_sweep() ? kSlices * s.rows * 8 : 0);
+  const std::int64_t labels = s.rows * s.labels_per_row;
+  l.label_logits = take("labels' logits", labels * kFloat);
+  l.label_z = take("labels' transformed logits", labels * kFloat);
   if (s.backward()) {
+    l.label_gradients =
+        take("labels' gradients", labels > 0 ? (labels + s.rows) * static_cast<std::int64_t>(sizeof(LabelGradient)) : 0);
     l.gradients = take("row gradients", s.needs_target_sweep() ? 0 : s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
     const std::int64_t kept_rows = ceil_div(s.kept, s.tile) * (s.row_chunk - s.kept_in_dhead.rows);

@@ -73,6 +73,8 @@ class LinearWalk::RowsAtHand final : public RowVisitor {
     return all_.before_target_sweep(row(r), stats);
   }
   RowResult visit(std::int64_t r, const TargetStats& stats) override { return all_.visit(row(r), stats); }
+  std::int64_t label_column(std::int64_t r, std::int64_t k) const override { return all_.label_column(row(r), k); }
+  double logp_grad(std::int64_t r, std::int64_t k) const override { return all_.logp_grad(row(r), k); }
   void finished(std::int64_t r) override { walk_.keep_dz(chunk_, begin_ + r, dz_ + r * walk_.shape().z_stride()); }
 
  private:

@@ -7,7 +7,7 @@
 #include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
 #include "backends/cpu/simd/storage_access.h"
-#include "backends/cpu/sweep/row_gradient.h"
+#include "backends/cpu/sweep/label_gradients.h"
 #include "backends/cpu/threads/executor.h"
 #include "backends/cpu/threads/floating_point.h"
 
@@ -28,6 +28,21 @@ class LinearWalk {
 
   // Rows in use, side by side: [begin, end) counts those.
   void pack_hidden();
+  // Of rows with several labels (linear_labels.cpp): the labels' logits, the likeliest as the row's; what the row stage sees of
+  // them; and their gradients, of which set_labels writes those of a tile's columns.
+  void find_labels(const RowVisitor& visitor);
+  SeveralLabels labels(std::int64_t u, const RowVisitor& visitor) const;
+  void keep_label_gradients(std::int64_t u, const SeveralLabels& labels, const RowVisitor& visitor) const;
+  template <class Put>
+  void set_labels(std::int64_t u, std::int64_t column, std::int64_t columns, const Put& put) const {
+    if (shape().labels_per_row == 0) return;
+    const LabelGradient* const first = label_gradients(u);
+    const LabelGradient *const end = first + 1 + first->slot,
+                               *at = std::lower_bound(first + 1, end, column, [](const LabelGradient&label, std::int64_t least) {
+                                 return label.column < least;
+                               });
+    for (; at < end && at->column < column + columns; ++at) put(at->column - column, at->dx);
+  }
   void forward(std::int64_t begin, std::int64_t end);
   void backward(std::int64_t begin, std::int64_t end);
   // The logits of some rows, float [end - begin, z_stride].
@@ -70,6 +85,9 @@ class LinearWalk {
         &shared);
   }
 
+  LabelGradient* label_gradients(std::int64_t u) const {
+    return piece<LabelGradient>(job_.layout.label_gradients) + u * (shape().labels_per_row + 1);
+  }
   float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
   Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
   // Of a tile of columns, the same for all rows of a row tile.

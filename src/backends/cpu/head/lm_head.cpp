@@ -225,6 +225,7 @@ void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
 void LinearWalk::run(RowVisitor& visitor) {
   const bool runs_products = job_.hidden.data != nullptr && (job_.sweeps_forward || job_.wants_gradients);
   if (runs_products && !job_.is_packed) pack_hidden();
+  if (runs_products && shape().labels_per_row > 0) find_labels(visitor);
   const std::int64_t chunk = std::max<std::int64_t>(shape().row_chunk, 1);
   for (std::int64_t begin = 0; begin < used_; begin += chunk) {
     const std::int64_t end = std::min(used_, begin + chunk);
@@ -239,8 +240,11 @@ void LinearWalk::run(RowVisitor& visitor) {
         stats = make_row_stats(state);
       }
       if (stats->classes.count < 0) set_classes(*stats, classes);
+      stats->labels = labels(u, visitor);
       const RowResult result = visitor.visit(i, *stats);
-      if (job_.wants_gradients) gradients_[u] = {*stats, result.coefficients};
+      if (!job_.wants_gradients) continue;
+      gradients_[u] = {*stats, result.coefficients};
+      keep_label_gradients(u, stats->labels, visitor);
     }
     if (job_.wants_gradients) backward(begin, end);
   }

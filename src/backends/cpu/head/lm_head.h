@@ -80,7 +80,8 @@ struct LinearShape {
   std::int64_t kept = 0;       // columns of the other rows whose z is kept in the workspace: the first ones, whole tiles, or all
   bool kept_in_words = false;  // in 16 bits; z that is not kept is rounded like it, so that no bit depends on what is
 
-  TargetShape target;  // not labels: what is kept are gradients then, and kept_in_dhead says which are in dhead
+  std::int64_t labels_per_row = 0;  // where these are several
+  TargetShape target;               // not labels: what is kept are gradients then, and kept_in_dhead says which are in dhead
 
   bool backward() const { return dhidden || dhead || dbias; }
   bool needs_target_sweep() const { return target.rows > 0; }
@@ -111,9 +112,13 @@ struct LinearLayout {
   std::int64_t states = 0;         // RowState [slices, N]
   std::int64_t weights = 0;        // with `allowed`: double [slices, N], the sums of class weights that a state has seen
   std::int64_t gradients = 0;      // RowGradient [N]
-  std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
-  std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
-  std::int64_t max_in_dhead = 0;   // the same of the rows that dhead holds: float [whole tiles, rows]
+  // Of rows with several labels:
+  std::int64_t label_logits = 0;  // float [N, labels]: the labels' logits, and z
+  std::int64_t label_z = 0;
+  std::int64_t label_gradients = 0;  // LabelGradient [N, labels + 1], the first of a row has their number as slot
+  std::int64_t kept = 0;             // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
+  std::int64_t kept_max = 0;         // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
+  std::int64_t max_in_dhead = 0;     // the same of the rows that dhead holds: float [whole tiles, rows]
   // Of a target that is not labels:
   std::int64_t packed_teacher = 0;       // its hidden, for its logits
   std::int64_t some_logits = 0;          // float [target.rows, z_stride]; their gradient is written over them
@@ -142,8 +147,8 @@ struct LinearJob {
   Operand bias;    // rows: classes, one column; null: none
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
-  const float* class_weights = nullptr;         // of column 0; null: 1
-  const std::int64_t* label_columns = nullptr;  // [rows]
+  const float* class_weights = nullptr;   // of column 0; null: 1
+  std::int64_t* label_columns = nullptr;  // [rows]; of several labels the likeliest's, which is written there
   AllowedSets allowed;
   TargetInput target;
   Operand teacher_hidden, teacher_head, teacher_bias;  // of TargetKind::kLogits

@@ -124,6 +124,7 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.bias = present(p.args.bias);
   s.softcap = p.logit.softcap > 0;
   s.allowed = present(p.args.allowed);
+  s.labels_per_row = several_labels(p);
   s.threads = plan.cpu.threads;
   s.tile = plan.cpu.vocab_block;
   const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->needs_target_sweep();

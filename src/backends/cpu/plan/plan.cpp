@@ -84,9 +84,12 @@ std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
   return p.storage == TILELOSS_FLOAT32 ? kFineCappedVocabBlock : kCappedVocabBlock;
 }
 
+std::int64_t several_labels(const Problem& p) { return p.has_several_labels() ? p.args.labels_per_row : 0; }
+
 ScratchShape scratch_shape(const Problem& p, tileloss_schedule schedule, std::int64_t vocab_block) {
-  ScratchShape s = {p.loss->target(),       schedule == TILELOSS_SCHEDULE_STASH, p.columns, vocab_block, has_softcap(p),
-                    p.args.teacher_ids.cols};
+  ScratchShape s = {
+      p.loss->target(), schedule == TILELOSS_SCHEDULE_STASH, p.columns, vocab_block, has_softcap(p), p.args.teacher_ids.cols,
+      several_labels(p)};
   s.has_allowed = present(p.args.allowed);
   s.has_class_weights = present(p.args.class_weights);
   s.element_bytes = element_bytes(p.storage);

@@ -27,6 +27,8 @@ bool keeps_states(const Problem& problem, const tileloss_plan& plan);
 std::int64_t fixed_bytes(const Problem& problem, const tileloss_plan& plan);
 WorkspaceLayout workspace_layout(const Problem& problem, const tileloss_plan& plan);
 
+// Labels that each row has, where these are several; else 0.
+std::int64_t several_labels(const Problem& problem);
 ScratchShape scratch_shape(const Problem& problem, tileloss_schedule schedule, std::int64_t vocab_block);
 // Columns between two looks at a row's maximum, where the caller does not say.
 std::int64_t default_vocab_block(const Problem& problem, tileloss_isa isa);

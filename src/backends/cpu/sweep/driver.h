@@ -55,6 +55,7 @@ struct ScratchShape {
   std::int64_t columns = 0, vocab_block = 0;
   bool has_softcap = false;  // of the rows or the teacher's
   std::int64_t known_columns = 0;
+  std::int64_t labels_per_row = 0;  // where these are several
   // For rows of which some columns alone are allowed: elements of the rows and of what they are compared with.
   bool has_allowed = false, has_class_weights = false;
   std::int64_t element_bytes = 4, target_bytes = 0;
@@ -78,6 +79,7 @@ struct SweepJob {
   const float* class_weights = nullptr;         // of column 0; null: 1
   const std::int64_t* label_columns = nullptr;  // [rows], or kIgnoredRow or kLabelElsewhere
   AllowedSets allowed;
+  std::int64_t labels_per_row = 0;  // where these are several: the row visitor has their columns
   TargetInput target;
   int threads = 1;
   std::int64_t row_block = 1;

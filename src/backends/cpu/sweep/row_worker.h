@@ -8,6 +8,7 @@
 
 #include "backends/cpu/simd/storage_access.h"
 #include "backends/cpu/sweep/driver.h"
+#include "backends/cpu/sweep/label_gradients.h"
 #include "backends/cpu/sweep/row_blocks.h"
 #include "backends/cpu/sweep/row_gradient.h"
 #include "core/columns.h"
@@ -17,21 +18,27 @@ namespace tileloss::impl::cpu {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A thread's memory. Rows compared with their labels have `own` alone; class probabilities and a copy of the row without its
-// known columns lie in the teacher's stash.
+// A thread's memory. Rows compared with their labels have `own`, and what several labels take; class probabilities and a copy of
+// the row without its known columns lie in the teacher's stash.
 struct SweepScratch {
   float* exponents = nullptr;
   RowScratch own, teacher;
   KnownColumn* known = nullptr;
+  // Of rows with several labels: their gradients, and their z.
+  LabelGradient* label_gradients = nullptr;
+  float* label_z = nullptr;
 
   SweepScratch(std::byte* at, const ScratchShape& s)
       : exponents(reinterpret_cast<float*>(at)),
         own(at + exponent_bytes(s), has_stash(s), s.columns, s.vocab_block, s.has_softcap),
         teacher(at + exponent_bytes(s) + own_bytes(s), has_stash(s), s.columns, s.vocab_block, s.has_softcap),
-        known(reinterpret_cast<KnownColumn*>(at + exponent_bytes(s) + 2 * own_bytes(s))) {}
+        known(reinterpret_cast<KnownColumn*>(at + exponent_bytes(s) + 2 * own_bytes(s))),
+        label_gradients(reinterpret_cast<LabelGradient*>(at + own_bytes(s))),
+        label_z(reinterpret_cast<float*>(label_gradients + s.labels_per_row)) {}
 
   static std::int64_t bytes(const ScratchShape& s) {
-    if (!needs_target_sweep(s.target)) return own_bytes(s);
+    constexpr auto kOfLabel = static_cast<std::int64_t>(sizeof(LabelGradient) + sizeof(float));
+    if (!needs_target_sweep(s.target)) return own_bytes(s) + round_up(s.labels_per_row * kOfLabel, 64);
     return exponent_bytes(s) + 2 * own_bytes(s) + round_up(s.known_columns * static_cast<std::int64_t>(sizeof(KnownColumn)), 64);
   }
 

@@ -178,6 +178,6 @@ def results_of(request: Request, given: Operands, met: Met) -> tuple[Tensor, ...
     met.set(request, call)
     outputs, rows = ",".join(request.outputs), given.labels.shape
     names, options, values = request.results, request.options, request.values
-    results = op.new_results(names, rows, options, values, outputs, call.new_output)
+    results = op.new_results(names, rows, rows, options, values, outputs, call.new_output)
     call.run(FROM_ROW_STATE)
     return tuple(results)
