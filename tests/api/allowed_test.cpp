@@ -490,5 +490,123 @@ TEST_P(AllowedTokens, WithTheHeadAreThoseOfItsLogits) {
   }
 }
 
+// A row state of all arrays, and where they lie.
+struct States {
+  std::vector<float> values = std::vector<float>(8 * kRows);
+  std::vector<std::int64_t> argmax = std::vector<std::int64_t>(kRows);
+  tileloss_row_state c = init<tileloss_row_state>();
+  States() {
+    c.rows = kRows;
+    float** const arrays[] = {&c.max,           &c.sum,           &c.label_logit,   &c.entropy_sum,
+                              &c.collision_sum, &c.smoothing_sum, &c.allowed_count, &c.allowed_weight};
+    for (std::size_t a = 0; a < 8; ++a) *arrays[a] = values.data() + a * kRows;
+    c.argmax = argmax.data();
+    EXPECT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK) << tileloss_last_error();
+  }
+};
+
+TEST(AllowedShards, MergeIntoTheRowsOfTheWholeVocabulary) {
+  constexpr std::int64_t kCut = 512;
+  for (const bool has_weights : {false, true}) {
+    Case c(TILELOSS_FLOAT32);
+    Floats& x = c.logits;
+    std::vector<float> loss(kRows), whole_loss(kRows), lse(kRows), whole_lse(kRows), mean(kRows), whole_mean(kRows);
+    std::vector<std::int64_t> argmax(kRows), whole_argmax(kRows);
+    auto options = init<tileloss_cross_entropy_options>();
+    tileloss_cross_entropy_options_init(&options);
+    options.reduction = TILELOSS_REDUCTION_NONE;
+    options.label_smoothing = 0.2;
+    const auto args = [&](std::int64_t begin, std::int64_t end) {
+      auto a = init<tileloss_args>();
+      a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
+      if (has_weights) a.class_weights = tileloss_make_vector(c.class_weights.data(), TILELOSS_FLOAT32, kVocab);
+      if (end == begin) return a;
+      a.logits = tileloss_make_matrix(x.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
+      a.allowed = tileloss_make_matrix(c.words.data() + begin / 32, TILELOSS_INT32, kRows, (end - begin + 31) / 32, kWords);
+      return a;
+    };
+    const auto dlogits = [&](Floats& to, std::int64_t begin, std::int64_t end) {
+      return tileloss_make_matrix(to.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
+    };
+    const auto vector = [](auto& v, tileloss_dtype t) { return tileloss_make_vector(v.data(), t, kRows); };
+    Floats whole(TILELOSS_FLOAT32, kRows * kVocab);
+    auto a = args(0, kVocab);
+    a.dlogits = dlogits(whole, 0, kVocab);
+    a.loss = vector(whole_loss, TILELOSS_FLOAT32);
+    a.lse = vector(whole_lse, TILELOSS_FLOAT32);
+    a.argmax = vector(whole_argmax, TILELOSS_INT64);
+    if (!has_weights) a.mean_logit = vector(whole_mean, TILELOSS_FLOAT32);
+    ASSERT_EQ(tileloss_cross_entropy_value_and_grad(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+
+    States all;
+    options.logit.vocab_total = kVocab;
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
+      States part;
+      a = args(begin, end);
+      a.row_state = &part.c;
+      options.logit.vocab_start = begin;
+      ASSERT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+      ASSERT_EQ(tileloss_row_state_merge(&all.c, &part.c), TILELOSS_OK) << tileloss_last_error();
+    }
+    options.logit.vocab_start = 0;
+    a = args(0, 0);
+    a.row_state = &all.c;
+    a.loss = vector(loss, TILELOSS_FLOAT32);
+    a.lse = vector(lse, TILELOSS_FLOAT32);
+    a.argmax = vector(argmax, TILELOSS_INT64);
+    if (!has_weights) a.mean_logit = vector(mean, TILELOSS_FLOAT32);
+    ASSERT_EQ(tileloss_cross_entropy_from_row_state(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
+      a = args(begin, end);
+      a.row_state = &all.c;
+      a.dlogits = dlogits(c.dlogits, begin, end);
+      options.logit.vocab_start = begin;
+      ASSERT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+      all.c.allowed_count = nullptr;
+      EXPECT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+      EXPECT_NE(std::string(tileloss_last_error()).find("row_state.allowed_count"), std::string::npos) << tileloss_last_error();
+      all.c.allowed_count = all.values.data() + 6 * kRows;
+    }
+    const auto near = [](float got, float wanted) {
+      return (std::isnan(got) && std::isnan(wanted)) || got == wanted ||
+             std::fabs(got - wanted) <= 2e-5F * std::max(1.0F, std::fabs(wanted));
+    };
+    for (std::size_t i = 0; i < kRows; ++i) {
+      EXPECT_TRUE(near(loss[i], whole_loss[i])) << i << ": " << loss[i] << " " << whole_loss[i];
+      EXPECT_TRUE(near(lse[i], whole_lse[i])) << i << ": " << lse[i] << " " << whole_lse[i];
+      EXPECT_TRUE(near(mean[i], whole_mean[i])) << i << ": " << mean[i] << " " << whole_mean[i];
+      EXPECT_EQ(argmax[i], whole_argmax[i]) << i;
+      for (std::size_t j = 0; j < kVocab; ++j) {
+        const float g = c.dlogits.get(i * kVocab + j), w = whole.get(i * kVocab + j);
+        ASSERT_TRUE(near(g, w)) << i << "," << j << ": " << g << " " << w;
+        ASSERT_EQ(g == 0, w == 0) << i << "," << j;
+      }
+    }
+    options.logit.vocab_start = 40;
+    a = args(kCut, kVocab);
+    EXPECT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(tileloss_last_error()), "vocab_start: expected a multiple of 32 with allowed, got 40");
+  }
+}
+
+TEST(AllowedValidation, NamesWhatIsWrong) {
+  Case c(TILELOSS_FLOAT32);
+  const auto refused = [&](auto&& change, const std::string& message) {
+    auto a = init<tileloss_args>();
+    a.logits = tileloss_make_matrix(c.logits.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
+    a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
+    a.allowed = tileloss_make_matrix(c.words.data(), TILELOSS_INT32, kRows, kWords, kWords);
+    change(a.allowed);
+    EXPECT_EQ(tileloss_logprobs(&a, nullptr, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+    EXPECT_EQ(tileloss_last_error(), message);
+  };
+  refused([](tileloss_matrix& m) { m.dtype = TILELOSS_INT64; }, "allowed.dtype: expected int32, got int64");
+  refused([](tileloss_matrix& m) { m.cols = 31; }, "allowed: expected a word for 32 columns of the logits, [12,32], got [12,31]");
+  refused([](tileloss_matrix& m) { m.rows = 1; }, "allowed: expected a word for 32 columns of the logits, [12,32], got [1,32]");
+  refused([](tileloss_matrix& m) { m.row_stride = 8; }, "allowed.row_stride: expected >= cols = 32, got 8");
+  refused([](tileloss_matrix& m) { m.col_stride = 2; }, "allowed.col_stride: expected 1, got 2");
+  refused([](tileloss_matrix& m) { m.data = nullptr; }, "allowed.data: expected a pointer, got null");
+}
+
 }  // namespace
 }  // namespace tileloss::test
