@@ -30,6 +30,7 @@ struct Floats {
   std::vector<std::uint16_t> halves;
   explicit Floats(tileloss_dtype t, std::size_t n = 0) : dtype(t) { t == TILELOSS_FLOAT32 ? words.resize(n) : halves.resize(n); }
   void* data() { return dtype == TILELOSS_FLOAT32 ? static_cast<void*>(words.data()) : halves.data(); }
+  std::int64_t size() const { return static_cast<std::int64_t>(words.size() + halves.size()); }
   void set(std::size_t at, float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     dtype == TILELOSS_FLOAT32 ? void(words[at] = bits) : void(halves[at] = static_cast<std::uint16_t>(bits >> 16));
@@ -43,20 +44,22 @@ constexpr std::int64_t kRows = 12, kVocab = 1000, kValid = 977, kWords = (kVocab
 
 // Rows of every kind of set, and what goes with them.
 struct Case {
+  std::int64_t rows;
   Floats logits, teacher, dlogits;
-  std::vector<std::int32_t> words = std::vector<std::int32_t>(kRows * kWords);
-  std::vector<std::int64_t> labels = std::vector<std::int64_t>(kRows), ids = std::vector<std::int64_t>(kRows * kKnown);
-  std::vector<float> log_q = std::vector<float>(kRows * kKnown), class_weights = std::vector<float>(kVocab),
-                     per_row = std::vector<float>(kRows);
+  std::vector<std::int32_t> words = std::vector<std::int32_t>(rows * kWords);
+  std::vector<std::int64_t> labels = std::vector<std::int64_t>(rows), ids = std::vector<std::int64_t>(rows * kKnown);
+  std::vector<float> log_q = std::vector<float>(rows * kKnown), class_weights = std::vector<float>(kVocab),
+                     per_row = std::vector<float>(rows);
   std::mt19937 random{7};
 
-  explicit Case(tileloss_dtype t) : logits(t, kRows * kVocab), teacher(t, kRows * kVocab), dlogits(t, kRows * kVocab) {
+  explicit Case(tileloss_dtype t, std::int64_t count = kRows)
+      : rows(count), logits(t, rows * kVocab), teacher(t, rows * kVocab), dlogits(t, rows * kVocab) {
     std::normal_distribution<float> normal(0, 3);
-    for (std::int64_t i = 0; i < kRows * kVocab; ++i) {
+    for (std::int64_t i = 0; i < rows * kVocab; ++i) {
       logits.set(static_cast<std::size_t>(i), normal(random));
       teacher.set(static_cast<std::size_t>(i), normal(random));
     }
-    for (std::int64_t i = 0; i < kRows; ++i) {
+    for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < kVocab; ++j) allow(i, j, in_set(i, j));
       for (std::int64_t j = kValid; j < kVocab; ++j) allow(i, j, true);  // padding is not looked at
       const std::vector<std::int64_t> in = columns(i);
@@ -70,7 +73,7 @@ struct Case {
     for (float& c : class_weights) c = 0.5F + static_cast<float>(random() % 100) / 100;
   }
   bool in_set(std::int64_t i, std::int64_t j) {
-    switch (i) {
+    switch (i % kRows) {
       case 0: return true;
       case 1: return random() % 2 == 0;
       case 2: return j == 700;
@@ -119,16 +122,26 @@ struct Results {
 bool is(const Function& f, const char* name) { return std::string(f.name) == name; }
 bool has_teacher(const Function& f) { return is(f, "distillation") || is(f, "sparse_distillation"); }
 
+// What stands for the logits with the LM head, in float32 or bfloat16, and the gradients.
+struct Head {
+  std::int64_t width;
+  Floats hidden, head, teacher_hidden, teacher_head, bias;
+  std::vector<float> dhidden, dhead, dbias;
+  tileloss_plan_options hints;
+  bool accumulate = false;
+};
+
 // Of rows whose matrices and words lie at these places.
 tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, std::int64_t vocab, std::int64_t valid, void* x,
                      void* teacher, void* dx, tileloss_dtype t, std::vector<std::int64_t> labels, std::vector<std::int64_t> ids,
                      std::vector<float> log_q, std::vector<float> weights, std::vector<float> per_row, const void* words,
-                     Results& r, std::int64_t word_stride = kWords) {
+                     Results& r, std::int64_t word_stride = kWords, Head* h = nullptr) {
   auto info = init<tileloss_function_info>();
   std::int64_t index = 0;
   do {
     if (tileloss_get_function_info(index++, &info) != TILELOSS_OK) return TILELOSS_INTERNAL;
   } while (std::string(info.name) != f.name);
+  const std::string name = h == nullptr ? f.name : std::string("linear_") + f.name;
   std::vector<std::byte> options(info.options_size);
   if (tileloss_options_init(f.name, options.data(), options.size()) != TILELOSS_OK) return TILELOSS_INTERNAL;
   const auto set = [&](const char* name, double value) {
@@ -182,7 +195,26 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
       a.teacher_entropy = vector(r.teacher_entropy, TILELOSS_FLOAT32);
     }
   }
-  return tileloss_call(f.name, pass, &a, options.data(), nullptr, nullptr);
+  if (h == nullptr) return tileloss_call(f.name, pass, &a, options.data(), nullptr, nullptr);
+  a.logits = a.dlogits = a.teacher_logits = {};
+  a.hidden = tileloss_make_matrix(h->hidden.data(), h->hidden.dtype, rows, h->width, h->width);
+  a.head = tileloss_make_matrix(h->head.data(), h->head.dtype, vocab, h->width, h->width);
+  a.bias = tileloss_make_vector(h->bias.data(), h->bias.dtype, h->bias.size());
+  if (h->bias.size() == 0) a.bias = {};
+  if (is(f, "distillation")) {
+    a.teacher_hidden = tileloss_make_matrix(h->teacher_hidden.data(), h->hidden.dtype, rows, h->width, h->width);
+    a.teacher_head = tileloss_make_matrix(h->teacher_head.data(), h->hidden.dtype, vocab, h->width, h->width);
+  }
+  if (pass != TILELOSS_FORWARD) {
+    a.dhidden = tileloss_make_matrix(h->dhidden.data(), TILELOSS_FLOAT32, rows, h->width, h->width);
+    a.dhead = tileloss_make_matrix(h->dhead.data(), TILELOSS_FLOAT32, vocab, h->width, h->width);
+    if (!h->dbias.empty()) a.dbias = tileloss_make_vector(h->dbias.data(), TILELOSS_FLOAT32, vocab);
+  }
+  auto plan = init<tileloss_plan>();
+  if (const tileloss_status s = tileloss_make_plan(name.c_str(), pass, &a, options.data(), &h->hints, nullptr, &plan);
+      s != TILELOSS_OK)
+    return s;
+  return tileloss_call(name.c_str(), pass, &a, options.data(), &plan, nullptr);
 }
 
 const Function kFunctions[] = {
@@ -191,7 +223,9 @@ const Function kFunctions[] = {
     {"cross_entropy", {{"label_smoothing", 0.2}, {"z_loss", 0.1}}, {{"reduction", "none"}}},
     {"cross_entropy", {{"label_smoothing", 0.2}, {"softcap", 4}, {"class_weights", 1}}, {{"reduction", "none"}}},
     {"cross_entropy", {{"logit_scale", 0.5}}, {{"reduction", "none"}}},
-    {"policy_loss", {{"entropy_coef", 0.1}}, {{"aggregation", "none"}, {"advantage_level", "token"}, {"entropy_reduction", "as_loss"}}},
+    {"policy_loss",
+     {{"entropy_coef", 0.1}},
+     {{"aggregation", "none"}, {"advantage_level", "token"}, {"entropy_reduction", "as_loss"}}},
     {"distillation", {{"label_weight", 0.5}}, {{"divergence", "forward_kl"}, {"reduction", "none"}}},
     {"distillation", {{"softcap", 6}}, {{"divergence", "jsd"}, {"reduction", "none"}}},
     {"distillation", {}, {{"divergence", "total_variation"}, {"reduction", "none"}}},
@@ -340,6 +374,238 @@ TEST_P(AllowedTokens, ALabelOutsideIsOneOfMinusInfinity) {
     for (std::size_t j = 0; j < kVocab; ++j) sum += c.dlogits.get(i * kVocab + j);
     EXPECT_NEAR(sum, c.per_row[i], 0.01) << i;
   }
+}
+
+// dlogits [rows, V] times a matrix, in double.
+std::vector<double> product(const Floats& g, std::int64_t rows, const Floats& by, std::int64_t width, bool down) {
+  std::vector<double> to(static_cast<std::size_t>((down ? kVocab : rows) * width));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < kVocab; ++j) {
+      const double x = g.get(static_cast<std::size_t>(i * kVocab + j));
+      if (x == 0) continue;
+      for (std::int64_t k = 0; k < width; ++k) {
+        to[static_cast<std::size_t>((down ? j : i) * width + k)] +=
+            x * by.get(static_cast<std::size_t>((down ? i : j) * width + k));
+      }
+    }
+  }
+  return to;
+}
+
+void expect_close(const std::vector<float>& got, const std::vector<double>& wanted, std::int64_t width, double tolerance,
+                  const char* name) {
+  double of_all = 0;
+  for (const double w : wanted) of_all = std::max(of_all, std::fabs(w));
+  for (std::size_t at = 0; at < wanted.size(); ++at) {
+    const bool is_nothing = wanted[at] == 0 && got[at] == 0;
+    ASSERT_TRUE(is_nothing || std::fabs(got[at] - wanted[at]) <= tolerance * of_all)
+        << name << "[" << at / static_cast<std::size_t>(width) << "," << at % static_cast<std::size_t>(width) << "]: " << got[at]
+        << ", expected " << wanted[at] << " of " << of_all;
+  }
+}
+
+TEST_P(AllowedTokens, WithTheHeadAreThoseOfItsLogits) {
+  constexpr std::int64_t kMany = 150, kWidth = 17;
+  for (const Function& f : kFunctions) {
+    for (const tileloss_schedule schedule :
+         {TILELOSS_SCHEDULE_AUTO, TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+      for (const int how : {0, 1, 2, 3}) {  // bits: with bias; some rows at a time
+        if (schedule > TILELOSS_SCHEDULE_STASH && (has_teacher(f) || is(f, "soft_cross_entropy"))) continue;
+        if (schedule > TILELOSS_SCHEDULE_AUTO && (is(f, "logprobs") || how % 3 == 0)) continue;
+        Case c(TILELOSS_FLOAT32, kMany);
+        Head h{kWidth,
+               Floats(GetParam(), kMany * kWidth),
+               Floats(GetParam(), kVocab * kWidth),
+               Floats(GetParam(), kMany * kWidth),
+               Floats(GetParam(), kVocab * kWidth),
+               Floats(GetParam(), how % 2 == 0 ? 0 : kVocab),
+               std::vector<float>(kMany * kWidth, kNan),
+               std::vector<float>(kVocab * kWidth, kNan),
+               std::vector<float>(how % 2 == 0 ? 0 : kVocab, kNan),
+               {}};
+        tileloss_plan_options_init(&h.hints);
+        h.hints.cpu.schedule = schedule;
+        h.hints.cpu.chunk_columns = 256;
+        h.hints.cpu.vocab_block = how < 2 ? 64 : 256;
+        h.hints.cpu.threads = 2;
+        if (how >= 2) h.hints.cpu.row_block = 128;
+        std::normal_distribution<float> normal(0, 0.6F);
+        for (Floats* m : {&h.hidden, &h.head, &h.teacher_hidden, &h.teacher_head, &h.bias}) {
+          for (std::int64_t at = 0; at < m->size(); ++at) m->set(static_cast<std::size_t>(at), normal(c.random));
+        }
+        const auto multiply = [&](Floats& z, const Floats& a, const Floats& b, bool biased) {
+          for (std::int64_t i = 0; i < kMany; ++i) {
+            for (std::int64_t j = 0; j < kVocab; ++j) {
+              double sum = biased ? h.bias.get(static_cast<std::size_t>(j)) : 0;
+              for (std::int64_t k = 0; k < kWidth; ++k)
+                sum += double{a.get(static_cast<std::size_t>(i * kWidth + k))} * b.get(static_cast<std::size_t>(j * kWidth + k));
+              z.set(static_cast<std::size_t>(i * kVocab + j), static_cast<float>(sum));
+            }
+          }
+        };
+        multiply(c.logits, h.hidden, h.head, h.bias.size() > 0);
+        multiply(c.teacher, h.teacher_hidden, h.teacher_head, false);
+        const bool is_soft = is(f, "soft_cross_entropy");
+        for (std::int64_t i = 0; i < kMany; ++i) {
+          if (i % kRows == 3) c.allow(i, 7, true);
+          for (std::int64_t j = 0; j < kVocab && is_soft; ++j) {
+            const auto at = static_cast<std::size_t>(i * kVocab + j);
+            c.teacher.set(at, c.allows(i, j) ? std::exp2(c.teacher.get(at) - 8) : 0);
+          }
+          c.labels[static_cast<std::size_t>(i)] = i % kRows == 3 ? 7 : c.labels[static_cast<std::size_t>(i)];
+          // dhead has columns that no row allows
+          for (std::int64_t j = 500; j < 560; ++j) {
+            if (c.labels[static_cast<std::size_t>(i)] != j) c.allow(i, j, false);
+          }
+        }
+        SCOPED_TRACE(std::string(f.name) + " " + std::to_string(&f - kFunctions) + " schedule " + std::to_string(schedule) +
+                     " how " + std::to_string(how));
+        Results got(kMany), wanted(kMany);
+        const auto pass = is(f, "logprobs") ? TILELOSS_BACKWARD : TILELOSS_VALUE_AND_GRAD;
+        for (Head* head : {static_cast<Head*>(nullptr), &h}) {
+          const tileloss_status s = call(f, pass, kMany, kVocab, kValid, c.logits.data(), c.teacher.data(), c.dlogits.data(),
+                                         TILELOSS_FLOAT32, c.labels, c.ids, c.log_q, c.class_weights, c.per_row, c.words.data(),
+                                         head == nullptr ? wanted : got, kWords, head);
+          ASSERT_EQ(s, TILELOSS_OK) << tileloss_last_error();
+        }
+        const bool is_rounded = GetParam() == TILELOSS_BFLOAT16;
+        for (std::size_t i = 0; i < kMany; ++i) {
+          if (got.loss[i] != wanted.loss[i])
+            ASSERT_NEAR(got.loss[i], wanted.loss[i], 1e-4 * std::max(1.0F, std::fabs(wanted.loss[i]))) << i;
+          ASSERT_EQ(got.argmax[i], wanted.argmax[i]) << i;
+          ASSERT_NEAR(got.lse[i], wanted.lse[i], 1e-4) << i;
+          ASSERT_NEAR(got.mean_logit[i], wanted.mean_logit[i], 1e-4) << i;
+          ASSERT_NEAR(got.entropy[i], wanted.entropy[i], 1e-4) << i;
+        }
+        const double tolerance = is_rounded ? 1e-2 : 1e-5;
+        expect_close(h.dhidden, product(c.dlogits, kMany, h.head, kWidth, false), kWidth, tolerance, "dhidden");
+        expect_close(h.dhead, product(c.dlogits, kMany, h.hidden, kWidth, true), kWidth, tolerance, "dhead");
+        if (!h.dbias.empty()) {
+          Floats ones(TILELOSS_FLOAT32, kMany);
+          for (std::size_t i = 0; i < kMany; ++i) ones.set(i, 1);
+          expect_close(h.dbias, product(c.dlogits, kMany, ones, 1, true), 1, is_rounded ? 1e-2 : 1e-4, "dbias");
+        }
+      }
+    }
+  }
+}
+
+// A row state of all arrays, and where they lie.
+struct States {
+  std::vector<float> values = std::vector<float>(8 * kRows);
+  std::vector<std::int64_t> argmax = std::vector<std::int64_t>(kRows);
+  tileloss_row_state c = init<tileloss_row_state>();
+  States() {
+    c.rows = kRows;
+    float** const arrays[] = {&c.max,           &c.sum,           &c.label_logit,   &c.entropy_sum,
+                              &c.collision_sum, &c.smoothing_sum, &c.allowed_count, &c.allowed_weight};
+    for (std::size_t a = 0; a < 8; ++a) *arrays[a] = values.data() + a * kRows;
+    c.argmax = argmax.data();
+    EXPECT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK) << tileloss_last_error();
+  }
+};
+
+TEST(AllowedShards, MergeIntoTheRowsOfTheWholeVocabulary) {
+  constexpr std::int64_t kCut = 512;
+  for (const bool has_weights : {false, true}) {
+    Case c(TILELOSS_FLOAT32);
+    Floats& x = c.logits;
+    std::vector<float> loss(kRows), whole_loss(kRows), lse(kRows), whole_lse(kRows), mean(kRows), whole_mean(kRows);
+    std::vector<std::int64_t> argmax(kRows), whole_argmax(kRows);
+    auto options = init<tileloss_cross_entropy_options>();
+    tileloss_cross_entropy_options_init(&options);
+    options.reduction = TILELOSS_REDUCTION_NONE;
+    options.label_smoothing = 0.2;
+    const auto args = [&](std::int64_t begin, std::int64_t end) {
+      auto a = init<tileloss_args>();
+      a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
+      if (has_weights) a.class_weights = tileloss_make_vector(c.class_weights.data(), TILELOSS_FLOAT32, kVocab);
+      if (end == begin) return a;
+      a.logits = tileloss_make_matrix(x.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
+      a.allowed = tileloss_make_matrix(c.words.data() + begin / 32, TILELOSS_INT32, kRows, (end - begin + 31) / 32, kWords);
+      return a;
+    };
+    const auto dlogits = [&](Floats& to, std::int64_t begin, std::int64_t end) {
+      return tileloss_make_matrix(to.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
+    };
+    const auto vector = [](auto& v, tileloss_dtype t) { return tileloss_make_vector(v.data(), t, kRows); };
+    Floats whole(TILELOSS_FLOAT32, kRows * kVocab);
+    auto a = args(0, kVocab);
+    a.dlogits = dlogits(whole, 0, kVocab);
+    a.loss = vector(whole_loss, TILELOSS_FLOAT32);
+    a.lse = vector(whole_lse, TILELOSS_FLOAT32);
+    a.argmax = vector(whole_argmax, TILELOSS_INT64);
+    if (!has_weights) a.mean_logit = vector(whole_mean, TILELOSS_FLOAT32);
+    ASSERT_EQ(tileloss_cross_entropy_value_and_grad(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+
+    States all;
+    options.logit.vocab_total = kVocab;
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
+      States part;
+      a = args(begin, end);
+      a.row_state = &part.c;
+      options.logit.vocab_start = begin;
+      ASSERT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+      ASSERT_EQ(tileloss_row_state_merge(&all.c, &part.c), TILELOSS_OK) << tileloss_last_error();
+    }
+    options.logit.vocab_start = 0;
+    a = args(0, 0);
+    a.row_state = &all.c;
+    a.loss = vector(loss, TILELOSS_FLOAT32);
+    a.lse = vector(lse, TILELOSS_FLOAT32);
+    a.argmax = vector(argmax, TILELOSS_INT64);
+    if (!has_weights) a.mean_logit = vector(mean, TILELOSS_FLOAT32);
+    ASSERT_EQ(tileloss_cross_entropy_from_row_state(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
+      a = args(begin, end);
+      a.row_state = &all.c;
+      a.dlogits = dlogits(c.dlogits, begin, end);
+      options.logit.vocab_start = begin;
+      ASSERT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
+      all.c.allowed_count = nullptr;
+      EXPECT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+      EXPECT_NE(std::string(tileloss_last_error()).find("row_state.allowed_count"), std::string::npos) << tileloss_last_error();
+      all.c.allowed_count = all.values.data() + 6 * kRows;
+    }
+    const auto near = [](float got, float wanted) {
+      return (std::isnan(got) && std::isnan(wanted)) || got == wanted ||
+             std::fabs(got - wanted) <= 2e-5F * std::max(1.0F, std::fabs(wanted));
+    };
+    for (std::size_t i = 0; i < kRows; ++i) {
+      EXPECT_TRUE(near(loss[i], whole_loss[i])) << i << ": " << loss[i] << " " << whole_loss[i];
+      EXPECT_TRUE(near(lse[i], whole_lse[i])) << i << ": " << lse[i] << " " << whole_lse[i];
+      EXPECT_TRUE(near(mean[i], whole_mean[i])) << i << ": " << mean[i] << " " << whole_mean[i];
+      EXPECT_EQ(argmax[i], whole_argmax[i]) << i;
+      for (std::size_t j = 0; j < kVocab; ++j) {
+        const float g = c.dlogits.get(i * kVocab + j), w = whole.get(i * kVocab + j);
+        ASSERT_TRUE(near(g, w)) << i << "," << j << ": " << g << " " << w;
+        ASSERT_EQ(g == 0, w == 0) << i << "," << j;
+      }
+    }
+    options.logit.vocab_start = 40;
+    a = args(kCut, kVocab);
+    EXPECT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(tileloss_last_error()), "vocab_start: expected a multiple of 32 with allowed, got 40");
+  }
+}
+
+TEST(AllowedValidation, NamesWhatIsWrong) {
+  Case c(TILELOSS_FLOAT32);
+  const auto refused = [&](auto&& change, const std::string& message) {
+    auto a = init<tileloss_args>();
+    a.logits = tileloss_make_matrix(c.logits.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
+    a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
+    a.allowed = tileloss_make_matrix(c.words.data(), TILELOSS_INT32, kRows, kWords, kWords);
+    change(a.allowed);
+    EXPECT_EQ(tileloss_logprobs(&a, nullptr, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
+    EXPECT_EQ(tileloss_last_error(), message);
+  };
+  refused([](tileloss_matrix& m) { m.dtype = TILELOSS_INT64; }, "allowed.dtype: expected int32, got int64");
+  refused([](tileloss_matrix& m) { m.cols = 31; }, "allowed: expected a word for 32 columns of the logits, [12,32], got [12,31]");
+  refused([](tileloss_matrix& m) { m.rows = 1; }, "allowed: expected a word for 32 columns of the logits, [12,32], got [1,32]");
+  refused([](tileloss_matrix& m) { m.row_stride = 8; }, "allowed.row_stride: expected >= cols = 32, got 8");
+  refused([](tileloss_matrix& m) { m.col_stride = 2; }, "allowed.col_stride: expected 1, got 2");
+  refused([](tileloss_matrix& m) { m.data = nullptr; }, "allowed.data: expected a pointer, got null");
 }
 
 }  // namespace

@@ -189,8 +189,6 @@ StorageType storage_type(tileloss_dtype dtype) {
 }
 
 Status make_plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* executor, tileloss_plan* out) {
-  if (present(p.args.allowed) && p.loss->is_linear)
-    return {TILELOSS_UNSUPPORTED, "allowed: expected none with the LM head on the CPU, got a matrix"};
   if (Status s = check_hints(hints.cpu); !s.ok()) return s;
   if (p.loss->needs_target_sweep() && hints.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
       hints.cpu.schedule != TILELOSS_SCHEDULE_STASH) {
