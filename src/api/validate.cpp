@@ -121,7 +121,7 @@ Status resolve_from_row_state(Problem& p) {
 // Matrices that the function has no use for.
 Status check_matrices_taken(const Problem& p) {
   for (const TensorSlot& slot : tensor_slots()) {
-    if (slot.matrix != nullptr && (slot.groups & p.loss->groups) == 0 && present(p.args, slot))
+    if (slot.matrix != nullptr && slot.groups != 0 && (slot.groups & p.loss->groups) == 0 && present(p.args, slot))
       return expected(slot.name, "none: " + p.loss->name + " does not take it", "a matrix");
   }
   return {};
