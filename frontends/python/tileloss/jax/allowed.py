@@ -111,7 +111,9 @@ def _packed(mask: Array) -> Array:
     words = words_of(mask.shape[-1])
     missing = words * WORD - mask.shape[-1]
     padded = jnp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)])
-    octets = jnp.packbits(padded, axis=-1, bitorder="little").reshape(*mask.shape[:-1], words, 4)
-    shifts = jnp.arange(0, WORD, 8, dtype=jnp.uint32)
-    bits = jnp.sum(octets.astype(jnp.uint32) << shifts, axis=-1, dtype=jnp.uint32)
+    octets = jnp.packbits(padded, axis=-1, bitorder="little")
+    octets = (
+        octets.reshape(-1, 4).astype(jnp.uint32) << jnp.arange(0, WORD, 8, dtype=jnp.uint32)[None]
+    )
+    bits = jnp.sum(octets, axis=-1, dtype=jnp.uint32).reshape(*mask.shape[:-1], words)
     return lax.bitcast_convert_type(bits, jnp.int32)
