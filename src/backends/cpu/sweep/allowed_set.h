@@ -19,18 +19,11 @@ class AllowedSet {
   bool has(std::int64_t j) const { return (words_[j / 32] >> (j % 32) & 1) != 0; }
   bool is_full() const {
     const std::int64_t whole = columns_ / 32, rest = columns_ % 32;
-    for (std::int64_t w = 0; w < whole; w += kStep) {
-      std::uint32_t all = kFull;
-      for (std::int64_t k = w; k < std::min(whole, w + kStep); ++k) all &= words_[k];
-      if (all != kFull) return false;
-    }
-    return rest == 0 || word(whole) == mask(rest);
+    return run_of(kFull, 0, whole) == whole && (rest == 0 || word(whole) == mask(rest));
   }
   bool has_any() const {
-    for (std::int64_t w = 0; w * 32 < columns_; ++w) {
-      if (word(w) != 0) return true;
-    }
-    return false;
+    const std::int64_t whole = columns_ / 32;
+    return run_of(0, 0, whole) < whole || (columns_ % 32 != 0 && word(whole) != 0);
   }
   std::int64_t count() const { return rank(columns_); }
   // How many of the columns before j are in it.
@@ -78,38 +71,93 @@ class AllowedSet {
 
  private:
   static constexpr std::uint32_t kFull = ~std::uint32_t{0};
-  static constexpr std::int64_t kStep = 64;  // words between two looks
 
   static std::uint32_t mask(std::int64_t columns) { return columns >= 32 ? kFull : (std::uint32_t{1} << columns) - 1; }
   static std::int64_t count_of(std::uint32_t bits) { return bits == 0 ? 0 : bits == kFull ? 32 : std::popcount(bits); }
   std::uint32_t word(std::int64_t w) const { return words_[w] & mask(columns_ - w * 32); }
 
+  // The end of the run of `bits` that begins at word w, before word `end`.
+  std::int64_t run_of(std::uint32_t bits, std::int64_t w, std::int64_t end) const {
+    constexpr std::int64_t kStep = 32;  // words between two looks
+    const std::uint64_t two = std::uint64_t{bits} << 32 | bits;
+    for (; w + kStep <= end; w += kStep) {
+      std::uint64_t other[4] = {};
+      for (std::int64_t k = 0; k < kStep; k += 8) {
+        std::uint64_t pairs[4];
+        std::memcpy(pairs, words_ + w + k, sizeof pairs);
+        for (int i = 0; i < 4; ++i) other[i] |= pairs[i] ^ two;
+      }
+      if ((other[0] | other[1] | other[2] | other[3]) != 0) break;
+    }
+    while (w < end && words_[w] == bits) ++w;
+    return w;
+  }
+  // Runs of words that are all set and of words that are empty take whole(w, end) and empty(w, end), others one(w, bits).
+  template <class Whole, class Empty, class One>
+  void walk(Whole&& whole, Empty&& empty, One&& one) const {
+    const std::int64_t words = columns_ / 32;
+    for (std::int64_t w = 0; w < words;) {
+      const std::uint32_t bits = words_[w];
+      if (bits != 0 && bits != kFull) {
+        one(w++, bits);
+        continue;
+      }
+      const std::int64_t end = run_of(bits, w, words);
+      bits == 0 ? empty(w, end) : whole(w, end);
+      w = end;
+    }
+    if (columns_ % 32 != 0) one(words, word(words));
+  }
+  // More than four columns: then all 32 are moved, those that are not in it to where the next one comes.
+  static bool is_dense(std::uint32_t bits) {
+    for (int i = 0; i < 4; ++i) bits &= bits - 1;
+    return bits != 0;
+  }
+
   template <class T>
   std::int64_t gather(const T* from, T* to) const {
     T* const begin = to;
-    for (std::int64_t w = 0; w * 32 < columns_; ++w, from += 32) {
-      std::uint32_t bits = word(w);
-      if (bits == kFull) {
-        std::memcpy(to, from, 32 * sizeof(T));
-        to += 32;
-        continue;
-      }
-      for (; bits != 0; bits &= bits - 1) *to++ = from[std::countr_zero(bits)];
-    }
+    walk(
+        [&](std::int64_t w, std::int64_t end) {
+          std::memcpy(to, from + w * 32, static_cast<std::size_t>(end - w) * 32 * sizeof(T));
+          to += (end - w) * 32;
+        },
+        [](std::int64_t, std::int64_t) {},
+        [&](std::int64_t w, std::uint32_t bits) {
+          const T* const row = from + w * 32;
+          if (w * 32 + 32 <= columns_ && is_dense(bits)) {
+            for (int j = 0; j < 32; ++j) {
+              *to = row[j];
+              to += bits >> j & 1;
+            }
+            return;
+          }
+          for (; bits != 0; bits &= bits - 1) *to++ = row[std::countr_zero(bits)];
+        });
     return to - begin;
   }
   template <class T>
   void scatter(const T* from, T* to) const {
-    for (std::int64_t w = 0; w * 32 < columns_; ++w, to += 32) {
-      std::uint32_t bits = word(w);
-      if (bits == kFull) {
-        std::memcpy(to, from, 32 * sizeof(T));
-        from += 32;
-        continue;
-      }
-      std::memset(to, 0, static_cast<std::size_t>(std::min<std::int64_t>(32, columns_ - w * 32)) * sizeof(T));
-      for (; bits != 0; bits &= bits - 1) to[std::countr_zero(bits)] = *from++;
-    }
+    walk(
+        [&](std::int64_t w, std::int64_t end) {
+          std::memcpy(to + w * 32, from, static_cast<std::size_t>(end - w) * 32 * sizeof(T));
+          from += (end - w) * 32;
+        },
+        [&](std::int64_t w, std::int64_t end) {
+          std::memset(to + w * 32, 0, static_cast<std::size_t>(end - w) * 32 * sizeof(T));
+        },
+        [&](std::int64_t w, std::uint32_t bits) {
+          T* const row = to + w * 32;
+          if (w * 32 + 32 <= columns_ && is_dense(bits)) {
+            for (int j = 0; j < 32; ++j) {
+              row[j] = static_cast<T>(*from & (T{0} - static_cast<T>(bits >> j & 1)));
+              from += bits >> j & 1;
+            }
+            return;
+          }
+          std::memset(row, 0, static_cast<std::size_t>(std::min<std::int64_t>(32, columns_ - w * 32)) * sizeof(T));
+          for (; bits != 0; bits &= bits - 1) row[std::countr_zero(bits)] = *from++;
+        });
   }
 
   const std::uint32_t* words_;
