@@ -266,7 +266,10 @@ class Call {
       std::swap(view.rows, view.cols);
       view.row_stride = 1, view.col_stride = shape[1];
     }
-    if (columns_ >= 0) {
+    if (std::strcmp(tensor.shape, "N,W") == 0) {  // sets of columns, a word for 32; one row is the set of all
+      if (view.rows == 1) view.rows = args_.labels.size, view.row_stride = 0;
+      if (columns_ >= 0) view.cols = (columns_ + 31) / 32, view.data = static_cast<char*>(data) + first_ / 32 * bytes_of(dtype);
+    } else if (columns_ >= 0) {
       // The vocabulary is a matrix's columns ("N,V") or its rows ("V,H").
       const char* const vocabulary = std::strchr(tensor.shape, 'V');
       const bool in_rows = vocabulary == tensor.shape;

@@ -21,11 +21,25 @@ def transformed(
     return (softcap * torch.tanh(z / softcap) if softcap else z) / temperature
 
 
+NOWHERE = -1e30  # z of a column that is not allowed: p is 0, and nothing becomes -inf - -inf
+
+
+def unpacked(allowed: Tensor | None, x: Tensor, columns: int | None = None) -> Tensor:
+    """bool [..., columns]: which columns of logits x are allowed."""
+    columns = x.shape[-1] if columns is None else columns
+    if allowed is None:
+        return torch.ones(columns, dtype=torch.bool)
+    bits = (allowed[..., None] >> torch.arange(32, dtype=torch.int32)) & 1
+    found = bits.bool().flatten(-2)[..., :columns]
+    return found if found.dim() == 1 else found.reshape(*x.shape[:-1], columns)
+
+
 def row_outputs(
     x: Tensor,
     labels: Tensor | None,
     mask: Tensor | None = None,
     *,
+    allowed: Tensor | None = None,
     temperature: Any = 1.0,
     temperature_on: str = "logits",
     valid_vocab: int | None = None,
@@ -39,12 +53,17 @@ def row_outputs(
     y = torch.zeros_like(used, dtype=torch.long) if labels is None else labels.long().where(used, 0)
     on_logits = temperature_on == "logits"
     x = x[..., :valid_vocab].masked_fill(~used[..., None], 0)
-    z = transformed(x, **transform, temperature=temperature if on_logits else 1.0)
+    is_in = unpacked(allowed, x)
+    z = transformed(
+        x.masked_fill(~is_in, 0), **transform, temperature=temperature if on_logits else 1.0
+    )
+    mean = (z * is_in).sum(-1) / is_in.sum(-1)
+    z = z.masked_fill(~is_in, NOWHERE)
     log_p = z.log_softmax(-1)
     logp = log_p.gather(-1, y[..., None])[..., 0] / (1.0 if on_logits else temperature)
     entropy = -(log_p.exp() * log_p).sum(-1)
     argmax = z.argmax(-1).where(used, -1)
-    sums = (logp, z.logsumexp(-1), entropy, torch.logsumexp(2 * log_p, -1), z.mean(-1))
+    sums = (logp, z.logsumexp(-1), entropy, torch.logsumexp(2 * log_p, -1), mean)
     logp, lse, entropy, collision, mean = (each * used for each in sums)
     return RowOutputs(logp, lse, entropy, argmax, argmax == y, collision, mean), z, used, y
 
@@ -76,15 +95,16 @@ def cross_entropy(
 ) -> Tensor:
     is_soft = target.is_floating_point()
     rows, z, used, y = row_outputs(x, None if is_soft else target, mask, **options)
-    classes = z.shape[-1]
+    classes, is_in = z.shape[-1], unpacked(options.get("allowed"), z)
+    smooth = label_smoothing / is_in.sum(-1, keepdim=True) * is_in
     c = torch.ones(classes).double() if weight is None else weight[:classes]
     w = used.double() if token_weights is None else token_weights.view(used.shape) * used
     if is_soft:
-        q = (1 - label_smoothing) * target[..., :classes] + label_smoothing / classes
+        q = (1 - label_smoothing) * target[..., :classes] + smooth
         return reduced(w * -(c * q * z.log_softmax(-1)).sum(-1), w, reduction, num_items)
     nll = (1 - label_smoothing) * c[y] * -rows.logp
     if label_smoothing:
-        nll = nll - label_smoothing / classes * (c * z.log_softmax(-1)).sum(-1)
+        nll = nll - (smooth * c * z.log_softmax(-1)).sum(-1)
     of_z = reduced(z_loss * w * rows.lse.square(), w, reduction, num_items)
     return reduced(w * nll, w * c[y], reduction, num_items) + of_z
 
@@ -102,7 +122,7 @@ def policy_loss(
     preset: str = "grpo",
     **options: Any,
 ) -> Tensor:
-    names = [name for name in FUNCTIONS["logprobs"].options if name in options]
+    names = [name for name in (*FUNCTIONS["logprobs"].options, "allowed") if name in options]
     transform = {name: options.pop(name) for name in names}
     rows, _, used, _ = row_outputs(x, target, mask, **transform)
     if sequence_offsets is None:
@@ -128,7 +148,7 @@ def divergence_of(log_p: Tensor, log_q: Tensor, kind: str, beta: float = 0.5) ->
     p, q = log_p.exp(), log_q.exp()
 
     def mixed(share_of_q: float) -> Tensor:
-        return (share_of_q * q + (1 - share_of_q) * p).log()
+        return (share_of_q * q + (1 - share_of_q) * p).clamp_min(1e-300).log()
 
     forward, reverse = q * (log_q - log_p), p * (log_p - log_q)
     terms = {
@@ -201,7 +221,9 @@ def distillation(
     softcap = options.get("softcap", 0.0) if teacher_softcap is None else teacher_softcap
     temperature = teacher_temperature or options.get("temperature", 1.0)
     teacher = teacher[..., : options.get("valid_vocab")]
-    log_q = transformed(teacher, scale, softcap, temperature).log_softmax(-1)
+    is_in = unpacked(options.get("allowed"), teacher)
+    of_teacher = transformed(teacher.masked_fill(~is_in, 0), scale, softcap, temperature)
+    log_q = of_teacher.masked_fill(~is_in, NOWHERE).log_softmax(-1)
     return _distilled(x, log_q, lambda log_p, log_q: (log_p, log_q), target, **options)
 
 
@@ -215,6 +237,8 @@ def sparse_distillation(
     **options: Any,
 ) -> Any:
     """No id is missing."""
+    is_in = unpacked(options.get("allowed"), x).expand(x.shape)
+    teacher_logprobs = teacher_logprobs.masked_fill(~is_in.gather(-1, teacher_ids.long()), NOWHERE)
 
     def pair(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         ids = teacher_ids.long()

@@ -44,6 +44,7 @@ assert any(count > 0 for count in call_counts().values()), call_counts()
 EXAMPLES = {
     name: (ROOT / "examples" / name).read_text() for name in ("train_pytorch.py", "train_jax.py")
 }
+TOP_P = (ROOT / "examples" / "train_top_p.py").read_text()
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(
@@ -53,7 +54,7 @@ BLOCKS = [
     for document in DOCUMENTS
     for text in [document.read_text()]
     for number, block in enumerate(BLOCK.finditer(text))
-    if block[1] not in EXAMPLES.values()
+    if block[1] not in (*EXAMPLES.values(), TOP_P)
 ]
 
 
@@ -79,6 +80,18 @@ def test_the_readmes_examples_are_the_files_and_learn(example: str, tmp_path: Pa
     first, last = map(float, printed.groups())
     assert 6 < first < 7  # log 500 = 6.2
     assert last < 1
+
+
+def test_the_ratios_of_top_p_are_near_one_with_allowed(tmp_path: Path) -> None:
+    lines = (
+        r"ratios outside \[0.9, 1.1\]: (\d+) % without allowed, (\d+) % with",
+        r"even tokens (\d+) % -> (\d+) %",
+    )
+    printed = re.fullmatch("\n".join((*lines, "")), run(TOP_P, tmp_path))
+    assert printed is not None
+    without, among, first, last = map(int, printed.groups())
+    assert without > 40 and among < 5
+    assert last > first + 20
 
 
 def test_flax_learns_the_same_with_optax_and_with_tileloss(tmp_path: Path) -> None:

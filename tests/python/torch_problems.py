@@ -104,15 +104,15 @@ def teacher_loss(name: str, p: Problem, *head: Tensor, of: Any = tl, **options: 
     return result
 
 
-def plain(name: str, p: Problem, *leaves: Tensor) -> Tensor:
+def plain(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
     """The same of definitions.py, in float64."""
     kind, x = name.removeprefix("linear_"), leaves[0].double()
     if name != kind:
         x = F.linear(x, *(each.double() for each in leaves[1:]))
     if name == "linear_distillation":
         teacher = F.linear(p.teacher_hidden.double(), p.weight.detach().double())
-        return definitions.distillation(x, teacher, p.labels)
-    return run(kind, p, x, of=definitions)
+        return definitions.distillation(x, teacher, p.labels, **options)
+    return run(kind, p, x, of=definitions, **options)
 
 
 def gradients(

@@ -47,6 +47,10 @@ class Case:
         labels: Tensor | None = given
         heads = leaves[:2] if "linear" in self.function else leaves
         options = dict(self.options)
+        if options.pop("sets", False):
+            is_in = torch.rand(B, T, self.vocab) < 0.4
+            is_in.scatter_(-1, given.clamp(min=0)[..., None], True)
+            options["allowed"] = tl.allowed_from(is_in)
         if len(leaves) == 3:
             options["linear_bias"] = leaves[2]
         if self.function.endswith("policy_loss"):
@@ -179,7 +183,17 @@ SOFT_LABELS: dict[str, dict[str, Any]] = {
         "probabilities": True, "label_smoothing": 0.1, "weight": class_weights(64), "softcap": 9.0,
     },
 }  # fmt: skip
+# By function: what makes it look at the number of tokens of a row.
+WITH_SETS: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"label_smoothing": 0.1, "z_loss": 0.1, "weight": class_weights(512)},
+    "linear_cross_entropy": {"label_smoothing": 0.1, "valid_vocab": 500},
+    "logprobs": {"outputs": ROWS},
+    "linear_logprobs": {"outputs": ROWS},
+    "policy_loss": {"old_logp": True, "entropy_coef": 0.1},
+    "distillation": {"divergence": "jsd"},
+}
 CASES: dict[str, Case] = {
+    **{f"{f}, sets": Case(f, {**o, "sets": True}, vocab=512) for f, o in WITH_SETS.items()},
     **{f"distillation, {n}": Case("distillation", o) for n, o in DISTILLATIONS.items()},
     "distillation, bfloat16": Case("distillation", dtype=torch.bfloat16),
     "distillation, uneven": Case("distillation", vocab=61, uneven=True),

@@ -58,6 +58,11 @@ class Whole:
             yield cut(x, dim, self._widths) if is_cut else x
 
     def __call__(self, input: Tensor, *given: Any, **options: Any) -> Any:
+        if (words := options.get("allowed")) is not None:
+            begin, end = bounds(
+                input.shape[-1] if not self._is_linear else len(given[0]), self._widths
+            )
+            options["allowed"] = words[..., begin // 32 : -(-end // 32)]
         given = tuple(self._cut_floats(given))
         if not self._is_linear:
             options.pop("grad_in_forward", None)

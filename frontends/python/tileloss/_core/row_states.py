@@ -11,8 +11,10 @@ from tileloss._core.library import lib, raise_on_error
 from tileloss._core.slots import ROW_OUTPUTS, SLOTS, Place
 from tileloss._core.structs import RowState
 
-# tileloss_row_state's arrays, as its bits number them: float32, and the last int64.
-ARRAYS = ("max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax")
+# tileloss_row_state's arrays, as its bits number them: float32, but argmax int64.
+ARRAYS = (
+    "max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax", "allowed_count", "allowed_weight"
+)  # fmt: skip
 _BITS = {name: 1 << number for number, name in enumerate(ARRAYS)}
 _ALWAYS = _BITS["max"] | _BITS["sum"] | _BITS["label_logit"]
 # The row output that is the mean of the logits.
@@ -37,9 +39,14 @@ def bits_of_loss(function: Function, options: Iterable[str], wants_metrics: bool
     return bits
 
 
+def bits_of_allowed(has_class_weights: bool) -> int:
+    """The arrays that shards' states have besides where rows have tokens of their own."""
+    return _BITS["allowed_count"] | (_BITS["allowed_weight"] if has_class_weights else 0)
+
+
 def float_arrays(bits: int) -> tuple[str, ...]:
     """The names of the float32 arrays among these, in the ABI's order."""
-    return tuple(name for name in ARRAYS[:-1] if bits & _BITS[name])
+    return tuple(name for name in ARRAYS if bits & _BITS[name] and name != "argmax")
 
 
 def has_argmax(bits: int) -> bool:

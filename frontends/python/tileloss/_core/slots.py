@@ -21,11 +21,12 @@ from tileloss._core.structs import (
     Matrix,
     RowGroups,
     RowState,
+    TensorInfo,
     Vector,
 )
 
 # What a tensor is to a call, as the ABI numbers it; an operand is an input that is there in every call of its level: the
-# matrices, the bias and the labels.
+# matrices that it takes, their bias and the labels.
 INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
 OPERAND = -1
 _OPERANDS = ("labels", "bias", "teacher_bias")
@@ -57,6 +58,11 @@ class Slot(NamedTuple):
     rank: int
 
 
+def _is_operand(name: str, info: TensorInfo) -> bool:
+    is_matrix = info.rank == 2 and bool(info.is_required)
+    return info.role == INPUT and (is_matrix or name in _OPERANDS)
+
+
 def _all_slots() -> dict[str, Slot]:
     infos = {}
     for function in FUNCTIONS.values():
@@ -65,7 +71,7 @@ def _all_slots() -> dict[str, Slot]:
     return {
         name: Slot(
             name,
-            OPERAND if info.role == INPUT and (info.rank == 2 or name in _OPERANDS) else info.role,
+            OPERAND if _is_operand(name, info) else info.role,
             info.shape.decode(),
             tuple(dtype for dtype in _PREFERENCE if info.dtypes >> dtype & 1),
             info.state_arrays,

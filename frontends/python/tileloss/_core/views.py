@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+WORD = 32  # columns of a word of a set
+
+
+def words_of(columns: int) -> int:
+    """Of a set of columns, a bit each."""
+    return (columns + WORD - 1) // WORD
+
 
 class Layout(NamedTuple):
     """Rows a stride apart, in groups a stride of their own apart."""

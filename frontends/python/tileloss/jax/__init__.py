@@ -11,6 +11,7 @@ from typing import Any
 
 from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.stats import RowOutputs
+from tileloss.jax.allowed import allowed_from
 from tileloss.jax.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
@@ -28,6 +29,7 @@ from tileloss.jax.policy import linear_policy_loss, policy_loss
 __all__ = [
     "DistillationRows",
     "RowOutputs",
+    "allowed_from",
     "cross_entropy",
     "distillation",
     "linear_cross_entropy",

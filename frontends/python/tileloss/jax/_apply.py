@@ -21,6 +21,7 @@ from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.policy.metrics import applicable
 from tileloss.jax._rows.state import RowState
+from tileloss.jax._sweeps.allowed import opened
 from tileloss.jax._sweeps.operands import (
     ELSEWHERE,
     UNUSED,
@@ -203,7 +204,10 @@ def _backward(
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
     spec = call.spec._replace(needs_grad=tuple(needs_grad))
     transform = make_transform(options)
-    gradient: Operand = _sweep(call, "backward", x, _target(o, call), rows, transform, spec)
+    target = _target(o, call)
+    if target.allowed is not None and o.allowed is not None and call.is_of_labels:
+        target = target.replaced(allowed=opened(target.allowed, o.allowed == 0))
+    gradient: Operand = _sweep(call, "backward", x, target, rows, transform, spec)
     return gradient
 
 
@@ -222,11 +226,11 @@ def _stage_of_logprobs(
     state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
 ) -> tuple[Results, Any]:
     options, coefficients = call.options_of(o), None
-    found = logprobs(state, o.labels, options, classes=call.classes)._asdict()
+    of_rows: dict[str, Any] = {"classes": call.classes, "allowed": o.allowed}
+    found = logprobs(state, o.labels, options, **of_rows)._asdict()
     if upstream:
-        coefficients = logprobs_coefficients(
-            state, o.labels, options, classes=call.classes, **upstream
-        )
+        of_rows |= upstream
+        coefficients = logprobs_coefficients(state, o.labels, options, **of_rows)
     return {name: found[name] for name in call.outputs}, coefficients
 
 
@@ -238,6 +242,7 @@ def _stage_of_cross_entropy(
         o.labels,
         call.options_of(o),
         classes=call.classes,
+        allowed=o.allowed,
         class_weights=o.target.get("class_weights"),
         **o.vectors,
         **upstream,

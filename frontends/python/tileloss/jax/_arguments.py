@@ -22,6 +22,7 @@ from tileloss.jax._rows.options import Options, check, resolve
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._shards import Shards
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, with_outputs
+from tileloss.jax.allowed import allowed_classes, checked_allowed
 
 # By their names in tileloss_args, as the public functions have them.
 SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
@@ -37,6 +38,7 @@ class Inputs(NamedTuple):
     vectors: Arrays  # by the same
     arrays: Arrays  # options that are arrays
     places: Array | None  # of the rows among the labels, where their order is another
+    allowed: Array | None  # float32 [N], how many classes each row's softmax has; None: all
 
 
 class Call(NamedTuple):
@@ -93,9 +95,10 @@ def prepare(
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width
     options, are_right = options.within_ranges()
-    vectors, of_vectors = _flat_vectors(
-        {name: given.get(name) for name in tensors.inputs}, leading, vocab, options
-    )
+    of_rows = {name: given.get(name) for name in tensors.inputs}
+    if (words := of_rows.pop("allowed")) is not None:
+        target["allowed"] = checked_allowed(words, leading, width, shards)
+    vectors, of_vectors = _flat_vectors(of_rows, leading, vocab, options)
     has_sequences = "sequence_offsets" in tensors.inputs
     length = _sequence_length(labels, vectors) if has_sequences else 0
     check(
@@ -103,7 +106,7 @@ def prepare(
         rows=prod(leading.shape),
         columns=vocab,
         vectors={n: v.size for n, v in vectors.items()},
-        target={n: x.shape for n, x in target.items()},
+        target={n: x.shape for n, x in target.items() if n != "allowed"},
         sequence_length=length,
         has_labels=labels is not None,
         outputs=() if options.is_of_labels else outputs,
@@ -120,6 +123,7 @@ def prepare(
         places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
     spec = with_outputs(spec, options, outputs)
     spec = spec._replace(columns=classes, row_axes=axes_of_rows(rows))
+    spec = spec._replace(has_allowed="allowed" in target)
     choice = choose(names, operand, spec, options.is_of_labels)
     if vocab_axis is not None or (options.is_of_labels and may_be_cut(operand)):
         choice = choice._replace(one_pass="")  # it needs all rows and columns in one place
@@ -136,7 +140,10 @@ def prepare(
         sequence_length=length,
         shards=None if vocab_axis is None else Shards(vocab_axis, shards, width, classes),
     )
-    inputs = Inputs(labels, target, vectors, options.arrays, places)
+    allowed = None
+    if "allowed" in target:
+        allowed = allowed_classes(target["allowed"], labels, classes, call.shards)
+    inputs = Inputs(labels, target, vectors, options.arrays, places, allowed)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     return operand, inputs, leading, call
 

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tileloss._core.views import WORD
 from tileloss.jax._devices import varying, varying_alike
-from tileloss.jax._rows.state import RowState, identity, merge
+from tileloss.jax._rows.state import RowState, merge
 from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 
@@ -42,6 +43,8 @@ class Shards:
         """The state of the whole vocabulary, and so are the target's classes and weights."""
         total = self.count * self.width
         slices = SLICES if SLICES % self.count == 0 and total % SLICES == 0 else self.count
+        if spec.has_allowed and total // slices % WORD:
+            slices = self.count
         of_shard, width = slices // self.count, total // slices
         shard = lax.axis_index(self.axis)
         operand, target, transform = self._here(operand, target, transform)
@@ -52,8 +55,7 @@ class Shards:
 
             def sweep(columns: int) -> RowState:
                 if columns == 0:
-                    empty = identity(target.labels.shape[0], **spec.sums._asdict())
-                    return varying_alike((empty, here.labels))[0]
+                    return varying_alike((here.empty(spec.sums), here.labels))[0]
                 part = spec._replace(first=i * width, columns=columns)
                 found = run("forward", operand, _first(here, columns), transform, part)
                 return varying_alike((found, here.labels))[0]
@@ -138,7 +140,8 @@ class Shards:
         arrays, weights = target.arrays, target.class_weights
         if weights is not None:
             padded = jnp.pad(weights, (0, (self.count + 1) * self.width - self.classes))
-            arrays = {"class_weights": lax.dynamic_slice_in_dim(padded, start, self.width)}
+            here = lax.dynamic_slice_in_dim(padded, start, self.width)
+            arrays = arrays | {"class_weights": here}
         return target._replace(labels=_columns_here(target.labels, start, width), arrays=arrays)
 
     def _by_columns(self, start: Array, width: int, sweep: Callable[[int], Any]) -> Any:
@@ -153,7 +156,8 @@ class Shards:
 
 def _first(target: Target, columns: int) -> Target:
     """The target with the weights of so many columns."""
-    return target._replace(arrays={name: x[:columns] for name, x in target.arrays.items()})
+    weights = target.class_weights
+    return target if weights is None else target.replaced(class_weights=weights[:columns])
 
 
 def _columns_here(labels: Array, start: Array, width: int) -> Array:

@@ -10,6 +10,7 @@ from tileloss._core.calls import call_counts
 from tileloss.torch._call import check_errors
 from tileloss.torch._outputs import DistillationRows, RowOutputs
 from tileloss.torch._pages import empty_cache
+from tileloss.torch.allowed import allowed_from
 from tileloss.torch.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
@@ -41,6 +42,7 @@ __all__ = [
     "PolicyLoss",
     "RowOutputs",
     "SparseDistillationLoss",
+    "allowed_from",
     "call_counts",
     "check_errors",
     "cross_entropy",

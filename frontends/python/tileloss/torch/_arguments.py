@@ -14,7 +14,7 @@ from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss._core.structs import INT64, Scalar
-from tileloss._core.views import lies_apart
+from tileloss._core.views import WORD, lies_apart, words_of
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import is_dtensor, local_rows, unwrapped, whole_parameter
 
@@ -160,6 +160,14 @@ def check_apart(head_grad: Tensor, matrices: Sequence[Tensor | None]) -> None:
             )
 
 
+def refuse_with_head_grad(grad_in_forward: bool | None) -> None:
+    if grad_in_forward:
+        raise ValueError(
+            "grad_in_forward: expected None or False with linear_weight_grad, as only the backward knows the upstream "
+            "gradient by which what is added is multiplied, got True"
+        )
+
+
 # The side that learns as the caller gave it: its check, and what that takes, the matrices first. No class, as one is made a call.
 Unchecked = tuple[Callable[..., Student], tuple[Any, ...]]
 
@@ -289,6 +297,8 @@ def _checked_input(
     elif shape == "B+1":
         if tensor.dtype not in _INTEGERS or tensor.dtype == torch.bool:
             raise TypeError(f"{name}: expected integers, got {tensor.dtype}")
+    elif shape == "N,W":
+        _check_words(name, tensor, rows, student.vocab)
     elif shape == "B|N" and given.get("advantage_level") != "token":
         if tensor.dim() != 1 and (tensor.dim() != 2 or tensor.shape[1] != 1):
             raise ValueError(
@@ -300,6 +310,17 @@ def _checked_input(
             f"{name}: expected target's shape {list(rows)}, or [{rows.numel()}], got {list(tensor.shape)}"
         )
     return tensor.detach()
+
+
+def _check_words(name: str, tensor: Tensor, rows: torch.Size, vocab: int) -> None:
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"{name}: expected int32 words (allowed_from), got {tensor.dtype}")
+    words = words_of(vocab)
+    if not any(has_shape(tensor, (*of, words)) for of in ((), rows, (rows.numel(),))):
+        raise ValueError(
+            f"{name}: expected shape [{words}], one set for all rows, or {[*rows, words]}, a word for {WORD} columns, "
+            f"got {list(tensor.shape)}"
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------------- options

@@ -80,6 +80,8 @@ class Call:
     ) -> None:
         """``tensors``: those of ARGUMENTS, in its order. ``gradients``: where those of the matrices are to lie."""
         arguments = ARGUMENTS[self.function.name]
+        first = tensors[0]
+        rows = 0 if first is None else first.shape[:-1].numel()
         for slot, tensor in zip(arguments.slots, tensors, strict=True):
             if tensor is None:
                 continue
@@ -88,7 +90,7 @@ class Call:
             elif slot == "logits":
                 kept = _set_logits(self.args, tensor, gradients[0] if gradients else None)
             else:
-                kept = _set_matrix(self.args, slot, tensor)
+                kept = _set_matrix(self.args, slot, tensor, rows)
             self.alive.append(kept)
         if self.function.is_linear:
             for slot, gradient in zip(arguments.matrices, gradients, strict=False):
@@ -268,10 +270,13 @@ def _layout(tensor: Tensor) -> Layout | None:
 # other types.
 
 
-def _set_matrix(args: Args, slot: str, tensor: Tensor) -> Tensor:
+def _set_matrix(args: Args, slot: str, tensor: Tensor, rows: int = 0) -> Tensor:
+    """``rows``: of the call."""
     shape = SLOTS[slot].shape
     if shape == "N,V" and args.logits.rows:
         return _set_target_rows(args, slot, tensor)
+    if shape == "N,W":
+        return _set_words(args, slot, tensor, rows)
     if shape[0] == "N":
         tensor = tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
     tensor = tensor.resolve_neg()
@@ -282,6 +287,21 @@ def _set_matrix(args: Args, slot: str, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
     dtype = DTYPES[tensor.dtype]
     calls.set_matrix(args, slot, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return tensor
+
+
+def _set_words(args: Args, slot: str, tensor: Tensor, rows: int) -> Tensor:
+    """Sets of columns, [..., W] or one for all rows, [W]: a row's may be another's."""
+    words = tensor.shape[-1]
+    tensor = (
+        tensor.resolve_neg().expand(rows, words)
+        if tensor.dim() == 1
+        else tensor.reshape(rows, words)
+    )
+    if words > 1 and tensor.stride(1) != 1:
+        tensor = tensor.contiguous()
+    dtype = DTYPES[tensor.dtype]
+    calls.set_matrix(args, slot, tensor.data_ptr(), dtype, tensor.shape, (tensor.stride(0), 1))
     return tensor
 
 

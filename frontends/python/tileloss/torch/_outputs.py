@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from tileloss._core.functions import FUNCTIONS
+
 
 class RowOutputs(NamedTuple):
     """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
@@ -69,3 +71,13 @@ def with_rows(
     """A loss; with the row outputs ``names``, where there are any."""
     loss = results["loss"]
     return (loss, rows_of(DistillationRows, results, names)) if names else loss
+
+
+def with_metrics(
+    results: Mapping[str, Tensor], wants_metrics: bool
+) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    """A loss; with the metrics by name, where they are asked for."""
+    if not wants_metrics:
+        return results["loss"]
+    names = FUNCTIONS["policy_loss"].metrics
+    return results["loss"], dict(zip(names, results["metrics"].unbind(), strict=True))

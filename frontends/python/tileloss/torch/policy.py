@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from tileloss._core.functions import FUNCTIONS
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
@@ -17,6 +16,7 @@ from tileloss.torch._arguments import (
     checked_logits,
     may_have_shape,
 )
+from tileloss.torch._outputs import with_metrics
 from tileloss.torch._results import results_of
 
 Number = float | Tensor
@@ -494,13 +494,3 @@ def _policy_loss(
         **how,
     )
     return with_metrics(results, return_metrics)
-
-
-def with_metrics(
-    results: Mapping[str, Tensor], wants_metrics: bool
-) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    """A loss; with the metrics by name, where they are asked for."""
-    if not wants_metrics:
-        return results["loss"]
-    names = FUNCTIONS["policy_loss"].metrics
-    return results["loss"], dict(zip(names, results["metrics"].unbind(), strict=True))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tileloss.jax._rows.arithmetic import inverse_or_zero
+from tileloss.jax._rows.arithmetic import Number, inverse_or_zero
 from tileloss.jax._rows.coefficients import RowCoefficients, RowResult, masked_coefficients
 from tileloss.jax._rows.inputs import read, read_rows
 from tileloss.jax._rows.options import Options
@@ -25,6 +25,7 @@ def cross_entropy(
     options: Options,
     *,
     classes: int,
+    allowed: Array | None = None,
     mask: Array | None = None,
     class_weights: Array | None = None,
     token_weights: Array | None = None,
@@ -37,6 +38,8 @@ def cross_entropy(
         labels: integers [N]; rows with ignore_index count nowhere.
         options: of "cross_entropy".
         classes: V, of the whole vocabulary, padding excluded.
+        allowed: float32 [N], how many classes are in each row's softmax, which stands for V; the state's smoothing_weight is
+            then theirs. Needed with label smoothing alone; default: all.
         mask: [N]; rows with 0 count nowhere, whatever the other inputs hold there.
         class_weights: c, float32 [classes]; default 1.
         token_weights: w, float32 [N]; default 1.
@@ -46,21 +49,24 @@ def cross_entropy(
     ones = jnp.ones(labels.shape, jnp.float32)
     weights = ones if token_weights is None else read(token_weights, rows.used)
     of_label, weight_sum = ones, jnp.float32(classes)
+    divisor: Number = classes
     if class_weights is not None:
         of_label = class_weights.astype(jnp.float32)[rows.labels]
         weight_sum = jnp.sum(class_weights, dtype=jnp.float32)
 
     ce_scale, z_scale = _scales(options, rows.used, weights, of_label)
     ce, z = weights * ce_scale, weights * z_scale
+    if allowed is not None and state.smoothing_weight is not None:
+        divisor, weight_sum = jnp.maximum(allowed, 1), state.smoothing_weight
     c_y = of_label / rows.logp_divisor
-    stats, mean_weight = rows.stats, weight_sum / classes
+    stats, mean_weight = rows.stats, weight_sum / divisor
     s, zeta = options.plain("label_smoothing"), options.plain("z_loss")
 
     # A part whose denominator is 0 is left out, whatever its rows hold.
     loss = jnp.where(ce_scale != 0, ce * ((1 - s) * c_y * -stats.logp), 0.0)
     if s > 0:
         assert stats.smoothing_sum is not None, "label smoothing needs state.smoothing_sum"
-        smoothed = mean_weight * stats.log_sum - stats.smoothing_sum / classes
+        smoothed = mean_weight * stats.log_sum - stats.smoothing_sum / divisor
         loss += jnp.where(ce_scale != 0, ce * s * smoothed, 0.0)
     if zeta > 0:
         loss += jnp.where(z_scale != 0, zeta * z * stats.lse * stats.lse, 0.0)
@@ -71,7 +77,7 @@ def cross_entropy(
         target=upstream * (-(1 - s) * c_y * ce),
         prob_plus_target=upstream * (s * ce * mean_weight + z_term),
         prob_logp=jnp.zeros_like(ce),
-        uniform=upstream * (-(s / classes) * ce),
+        uniform=upstream * (-(s / divisor) * ce),
     )
     loss = jnp.where(rows.used, loss, 0.0)
     if options.choice("reduction") != "none":

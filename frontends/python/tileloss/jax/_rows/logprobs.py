@@ -12,7 +12,14 @@ from tileloss.jax._rows.state import RowState
 from tileloss.jax._rows.stats import RowOutputs, row_outputs
 
 
-def logprobs(state: RowState, labels: Array, options: Options, *, classes: int) -> RowOutputs:
+def logprobs(
+    state: RowState,
+    labels: Array,
+    options: Options,
+    *,
+    classes: int,
+    allowed: Array | None = None,
+) -> RowOutputs:
     """The row outputs that the arrays of ``state`` allow.
 
     Args:
@@ -20,10 +27,16 @@ def logprobs(state: RowState, labels: Array, options: Options, *, classes: int) 
         labels: integers [N]; rows with ignore_index give 0.
         options: of "logprobs".
         classes: of the whole vocabulary, padding excluded.
+        allowed: float32 [N], how many classes are in each row's softmax; needed for the mean alone; default: all.
     """
     rows = read_rows(state, labels, options, classes=classes)
     return row_outputs(
-        rows.stats, rows.used, rows.labels, classes=classes, logp_divisor=rows.logp_divisor
+        rows.stats,
+        rows.used,
+        rows.labels,
+        classes=classes,
+        allowed=allowed,
+        logp_divisor=rows.logp_divisor,
     )
 
 
@@ -33,6 +46,7 @@ def logprobs_coefficients(
     options: Options,
     *,
     classes: int,
+    allowed: Array | None = None,
     logp_grad: Array | None = None,
     lse_grad: Array | None = None,
     entropy_grad: Array | None = None,
@@ -56,5 +70,6 @@ def logprobs_coefficients(
         entropy,
     )
     if mean_logit_grad is not None:
-        coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / classes)
+        divisor = classes if allowed is None else jnp.maximum(allowed, 1)
+        coefficients = coefficients._replace(uniform=upstream(mean_logit_grad) / divisor)
     return masked_coefficients(coefficients, rows.used, rows.wrong)

@@ -82,9 +82,19 @@ class RowOutputs(NamedTuple):
 
 
 def row_outputs(
-    stats: RowStats, used: Array, labels: Array, *, classes: int, logp_divisor: Number = 1.0
+    stats: RowStats,
+    used: Array,
+    labels: Array,
+    *,
+    classes: int,
+    allowed: Array | None = None,
+    logp_divisor: Number = 1.0,
 ) -> RowOutputs:
-    """``used`` [N] bool: the rows that count. ``classes``: of the whole vocabulary, padding excluded."""
+    """``used`` [N] bool: the rows that count. ``classes``: of the whole vocabulary, padding excluded. ``allowed``: float32 [N],
+    those of each row's softmax, of which a row may have none; None: all."""
+    divisor: Number = classes
+    if allowed is not None:
+        stats, divisor = _of_classes(stats, allowed), jnp.maximum(allowed, 1)
 
     def masked(x: Array | None) -> Array | None:
         return None if x is None else jnp.where(used, x, 0)
@@ -94,7 +104,7 @@ def row_outputs(
         argmax = jnp.where(used, stats.argmax, -1)
         correct = used & (stats.argmax == labels)
     if stats.smoothing_sum is not None:
-        mean = stats.smoothing_sum / classes
+        mean = stats.smoothing_sum / divisor
         mean_logit = jnp.where(jnp.isinf(stats.max), mean, stats.max + mean)
     return RowOutputs(
         logp=jnp.where(used, stats.logp / logp_divisor, 0),
@@ -105,3 +115,13 @@ def row_outputs(
         log_sum_sq_probs=masked(stats.log_sum_sq_probs),
         mean_logit=masked(mean_logit),
     )
+
+
+def _of_classes(stats: RowStats, allowed: Array) -> RowStats:
+    """Where none is allowed, what a row of -inf has."""
+    argmax, total, is_empty = stats.argmax, stats.smoothing_sum, allowed == 0
+    if argmax is not None:
+        argmax = jnp.where(is_empty & (stats.max == -jnp.inf), 0, argmax)
+    if total is not None:
+        total = jnp.where(is_empty, stats.max, total)
+    return stats._replace(argmax=argmax, smoothing_sum=total)

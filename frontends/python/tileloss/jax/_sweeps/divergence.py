@@ -150,3 +150,12 @@ def class_terms(d: Divergence, p: Array, q: Array, log_p: Array, log_q: Array) -
         _log_ratio(a, b) for a, b in ((log_p, log_q), (log_p, log_m), (log_q, log_m))
     )
     return _terms(d, _Column(p, q, p - q, log_ratio, to_p, to_q, of_p, False))
+
+
+def renormalised(log: Array) -> tuple[Array, Array]:
+    """Less the logarithm of the row's sum, and whether there is anything to divide by."""
+    largest = jnp.max(log, axis=1, keepdims=True)
+    has_mass = largest != -jnp.inf
+    safe = jnp.where(has_mass, largest, 0.0)
+    log_sum = safe + jnp.log(jnp.sum(jnp.exp(log - safe), axis=1, keepdims=True))
+    return jnp.where(has_mass, log - log_sum, -jnp.inf), has_mass[:, 0]

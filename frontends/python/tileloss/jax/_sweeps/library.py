@@ -144,7 +144,7 @@ def value_and_grad(
     """
     function = options.function
     call = Call(function.name, operand, spec)
-    call.operands["labels"] = target.labels
+    call.operands["labels"] = target.labels  # before allowed, which may be one row for all of its
     others = target.arrays | tensors
     call.operands |= {name: _accepted(name, tensor) for name, tensor in others.items()}
     call.operands |= {f"option:{name}": number for name, number in options.arrays.items()}
@@ -231,6 +231,8 @@ def _sweep(operand: Operand, target: Target, transform: LogitTransform, spec: Sp
     call.operands["labels"] = target.labels
     if spec.sums.smoothing_sum and target.class_weights is not None:
         call.operands["class_weights"] = target.class_weights
+    if target.allowed is not None:
+        call.operands["allowed"] = target.allowed
     call.options |= {
         "logit_scale": transform.logit_scale,
         "softcap": transform.softcap,
@@ -250,8 +252,8 @@ def _target_call(operand: Operand, target: Target, spec: Spec) -> Call:
     assert options is not None
     call = Call(options.function.name, operand, spec)
     words = {"teacher_head": "T:teacher_head"} if spec.head_layout == "HV" else {}
-    call.operands |= {words.get(name, name): x for name, x in target.arrays.items()}
     call.operands["labels"] = target.labels
+    call.operands |= {words.get(name, name): x for name, x in target.arrays.items()}
     # The weights have the reduction in them.
     given = {name: x for name, x in options.arrays.items() if name != "num_items"}
     call.operands |= {f"option:{name}": x for name, x in given.items()}
@@ -278,7 +280,7 @@ def _no_state(target: Target) -> TeacherState | tuple[()]:
 def _has_rows(word: str, x: Any) -> bool:
     """Whether the first dimension of a sweep's operand, or of any result, is the rows."""
     has_none = ("head", "bias", "class_weights", "metrics")
-    return bool(x.shape) and not word.endswith(has_none)
+    return bool(x.shape) and not word.endswith(has_none) and (word != "allowed" or x.shape[0] > 1)
 
 
 def _head_words(spec: Spec) -> tuple[str, str, str]:

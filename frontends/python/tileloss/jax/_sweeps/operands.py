@@ -20,10 +20,12 @@ from jax.typing import DTypeLike
 from tileloss._core.row_states import ARRAYS, bits_of_loss, bits_of_outputs
 from tileloss._core.slots import SLOTS
 from tileloss._core.structs import UINT8
+from tileloss._core.views import WORD, words_of
 from tileloss.jax._rows.coefficients import RowCoefficients
 from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
-from tileloss.jax._rows.state import RowState
+from tileloss.jax._rows.state import RowState, identity
+from tileloss.jax._sweeps import allowed
 
 # Labels that are no column.
 ELSEWHERE, UNUSED = -1, -2
@@ -56,7 +58,8 @@ class Target(NamedTuple):
     labels: Array
     # By their names in tileloss_args: class_weights, float32 [columns], of the smoothing sum; teacher_logits [N, V] of the
     # student's dtype; teacher_hidden [N, G], teacher_head, which lies as the student's, and perhaps teacher_bias [V];
-    # target_probs [N, V]; teacher_ids, int32 [N, K], distinct in a row or negative, and teacher_logprobs [N, K].
+    # target_probs [N, V]; teacher_ids, int32 [N, K], distinct in a row or negative, and teacher_logprobs [N, K]; allowed, the
+    # columns of the operand that are in a row's softmax (allowed.py): of the others z is -inf, and the gradient 0.
     arrays: dict[str, Array]
     # Of the loss, where the target is not labels; the sweeps take from them all but the reduction.
     options: Options | None = None
@@ -65,12 +68,38 @@ class Target(NamedTuple):
     def class_weights(self) -> Array | None:
         return self.arrays.get("class_weights")
 
+    @property
+    def allowed(self) -> Array | None:
+        return self.arrays.get("allowed")
+
+    def replaced(self, **arrays: Array) -> Target:
+        return self._replace(arrays=self.arrays | arrays)
+
     def smoothing_weight(self, spec: Spec) -> Array | None:
         """The row state's, of the columns that ``spec`` names."""
         if not spec.sums.smoothing_sum:
             return None
-        weights = self.class_weights
-        return jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
+        weights, words = self.class_weights, self.allowed
+        if words is None:
+            return jnp.float32(spec.columns) if weights is None else jnp.sum(weights)
+        end = spec.first + spec.columns
+        words = words[:, spec.first // WORD : words_of(end)]
+        if weights is None:
+            found = allowed.count(words, spec.columns)
+        else:
+            found = allowed.weight(words, weights[: spec.columns])
+        return jnp.broadcast_to(found, self.labels.shape)
+
+    def empty(self, sums: Sums) -> RowState:
+        """The state of no columns."""
+        state = identity(self.labels.shape[0], **sums._asdict())
+        if self.allowed is not None and sums.smoothing_sum:
+            state = state._replace(smoothing_weight=jnp.zeros(self.labels.shape, jnp.float32))
+        return state
+
+    def allowed_tile(self, start: Array | int, width: int) -> Array | None:
+        """bool [N, width] or [1, width], of the operand's columns from ``start`` on; None: all are allowed."""
+        return None if self.allowed is None else allowed.tile_of(self.allowed, start, width)
 
 
 class Sums(NamedTuple):
@@ -104,6 +133,7 @@ class Spec(NamedTuple):
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
     has_uniform: bool = True
+    has_allowed: bool = False  # whether the target has sets of columns
     # The mesh axes over which a kernel that XLA cannot partition cuts the rows itself; None: there is one device to know of.
     row_axes: tuple[str, ...] | None = None
 

@@ -19,7 +19,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from tileloss.jax._devices import varying_alike
-from tileloss.jax._rows.state import RowState, identity, merge, relative_to
+from tileloss.jax._rows.state import RowState, merge, relative_to
+from tileloss.jax._sweeps.allowed import only
 from tileloss.jax._sweeps.operands import (
     BackwardRows,
     LmHead,
@@ -52,7 +53,7 @@ def backward(
     def gradient_of(x: Array, start: Array | int, width: int) -> Array:
         return tile_gradient(transform.value(x), target, rows, start, spec)
 
-    return gradient_over_tiles(operand.logits, rows.used, transform, spec, gradient_of)
+    return gradient_over_tiles(operand.logits, target, rows.used, transform, spec, gradient_of)
 
 
 def _head_backward(
@@ -67,10 +68,11 @@ def _head_backward(
     def step(sums: LmHead, start: Array | int, width: int) -> LmHead:
         of_head = _head_tile(head, start, width, spec)
         of_bias = None if bias is None else tile(bias, start, width, axis=0)
-        x = logits_of(seen, of_head, of_bias, spec)
+        is_in = target.allowed_tile(start, width)
+        x = only(is_in, logits_of(seen, of_head, of_bias, spec), 0.0)
         dx = tile_gradient(transform.value(x), target, rows, start, spec)
         dx = dx * transform.derivative(x)
-        dx = jnp.where(used, dx, 0.0)
+        dx = only(is_in, jnp.where(used, dx, 0.0), 0.0)
         dhidden, dhead, dbias = sums
         if dhidden is not None:
             dhidden += product(f"nv,{layout}->nh", as_seen(dx, spec), of_head, spec)
@@ -139,6 +141,7 @@ def as_seen(x: Array, spec: Spec) -> Array:
 
 def gradient_over_tiles(
     logits: Array,
+    target: Target,
     used: Array,
     transform: LogitTransform,
     spec: Spec,
@@ -149,8 +152,10 @@ def gradient_over_tiles(
 
     def step(buffer: Array, start: Array | int, width: int) -> Array:
         x = tile_to_replace(buffer, start, width, logits.dtype).astype(jnp.float32)
+        is_in = target.allowed_tile(start, width)
+        x = only(is_in, x, 0.0)  # NaN there is not seen
         gradient = gradient_of(x, start, width) * transform.derivative(x)
-        gradient = jnp.where(used[:, None], gradient, 0.0).astype(logits.dtype)
+        gradient = only(is_in, jnp.where(used[:, None], gradient, 0.0), 0.0).astype(logits.dtype)
         return stored(buffer, gradient, start)
 
     gradient = in_place(lambda buffer: over_tiles(spec.columns, TILE, step, buffer), logits)
@@ -168,11 +173,12 @@ def state_over_tiles(
     labels = target.labels
 
     def step(state: RowState, start: Array | int, width: int) -> RowState:
-        z = transform.value(logits_of(spec.first + start, width))
+        is_in = target.allowed_tile(spec.first + start, width)
+        z = transform.value(only(is_in, logits_of(spec.first + start, width), 0.0))
         weights = weights_of_tile(target, start, width)
-        return merge(state, tile_state(z, labels - start, start, spec.sums, weights))
+        return merge(state, tile_state(z, labels - start, start, spec.sums, weights, is_in))
 
-    empty, _ = varying_alike((identity(labels.shape[0], **spec.sums._asdict()), labels))
+    empty, _ = varying_alike((target.empty(spec.sums), labels))
     return over_tiles(spec.columns, width, step, empty)
 
 
@@ -248,10 +254,17 @@ def as_floats(x: Array, dtype: DTypeLike) -> Array:
 
 
 def tile_state(
-    z: Array, labels: Array, start: Array | int, sums: Sums, weights: Array | None
+    z: Array,
+    labels: Array,
+    start: Array | int,
+    sums: Sums,
+    weights: Array | None,
+    is_in: Array | None,
 ) -> RowState:
-    """The row states of one tile z [N, width]; ``labels`` count from its first column, class ``start``."""
+    """The row states of one tile z [N, width]; ``labels`` count from its first column, class ``start``. ``is_in``: which of its
+    columns are allowed; None: all."""
     width = z.shape[1]
+    z = only(is_in, z, -jnp.inf)
     is_label = where_labels(labels, 0, width)
     largest = jnp.max(z, axis=1)  # NaN where there is one
     # Of rows of -inf alone every exp is 0. No term is the NaN of -inf - -inf, which checkify would find.
@@ -270,11 +283,20 @@ def tile_state(
     if sums.smoothing_sum:
         # Relative to a maximum of -inf or +inf: each term is the column's own z.
         terms = jnp.where(jnp.isinf(largest)[:, None], z, shifted)
-        smoothing_sum = jnp.sum(terms if weights is None else weights * terms, axis=1)
+        terms = terms if weights is None else weights * terms
+        smoothing_sum = jnp.sum(only(is_in, terms, 0.0), axis=1)
         weight = jnp.float32(width) if weights is None else jnp.sum(weights)
+        if is_in is not None:
+            of_columns = jnp.where(is_in, 1.0 if weights is None else weights, 0.0)
+            weight = jnp.broadcast_to(jnp.sum(of_columns, axis=1), labels.shape)
     if sums.argmax:
-        first = jnp.argmax(z, axis=1).astype(jnp.int32) + start
-        argmax = jnp.where(jnp.isnan(largest), -1, first).astype(jnp.int32)
+        has_none = jnp.isnan(largest)
+        is_largest = z
+        if is_in is not None:
+            is_largest = is_in & (z == largest[:, None])
+            has_none = ~jnp.any(is_largest, axis=1)
+        first = jnp.argmax(is_largest, axis=1).astype(jnp.int32) + start
+        argmax = jnp.where(has_none, -1, first).astype(jnp.int32)
     return RowState(
         max=largest,
         sum=relative_to(largest, jnp.sum(others, axis=1), below),
@@ -296,6 +318,8 @@ def tile_gradient(
 ) -> Array:
     """dL/dz [N, width] of one tile z, float32; rows that are not used may hold anything."""
     c, width = rows.coefficients, z.shape[1]
+    # Where the gradient will be 0 anyway: a z of which nothing becomes infinite, as 0 times that is in a second derivative.
+    z = only(target.allowed_tile(start, width), z, rows.state.max[:, None])
     log_p = (z - rows.state.max[:, None]) - rows.log_sum[:, None]
     p = jnp.exp(log_p)
     factor = c.prob[:, None]

@@ -24,13 +24,15 @@ from tileloss.jax._rows.arithmetic import Number
 from tileloss.jax._rows.distillation import pair_coefficients
 from tileloss.jax._rows.state import RowState, identity, merge
 from tileloss.jax._rows.stats import RowStats, row_stats
-from tileloss.jax._sweeps import xla
+from tileloss.jax._sweeps import allowed, xla
+from tileloss.jax._sweeps.allowed import only
 from tileloss.jax._sweeps.divergence import (
     Terms,
     class_terms,
     column_terms,
     label_terms,
     make_divergence,
+    renormalised,
     times,
 )
 from tileloss.jax._sweeps.operands import (
@@ -86,6 +88,10 @@ class _Rows:
     ) -> None:
         assert target.options is not None
         self.logits, self.labels, self.arrays = operand.logits, target.labels, target.arrays
+        self.target = self.opened = target
+        if target.allowed is not None:
+            self.is_empty = allowed.count(target.allowed, spec.columns) == 0
+            self.opened = target.replaced(allowed=allowed.opened(target.allowed, self.is_empty))
         self.transform, self.spec, self.options = transform, spec, target.options
 
     def gradient(self, weights: Array) -> Logits:
@@ -93,7 +99,11 @@ class _Rows:
 
     def swept(self, logits: Array, transform: LogitTransform, sums: Sums | None = None) -> RowState:
         part = Spec(self.spec.columns, sums=sums or Sums())
-        return xla.forward(Logits(logits), Target(self.labels, {}), transform, part)
+        of_both = {name: x for name, x in self.arrays.items() if name == "allowed"}
+        state = xla.forward(Logits(logits), Target(self.labels, of_both), transform, part)
+        if state.argmax is None or not of_both:
+            return state
+        return state._replace(argmax=jnp.where(self.is_empty, 0, state.argmax))
 
     def summed(self, step: Callable[[Terms, Array | int, int], Terms]) -> Terms:
         """Two sums over the columns."""
@@ -106,7 +116,7 @@ class _Rows:
         self, gradient_of: Callable[[Array, Array | int, int], Array]
     ) -> Logits:
         return xla.gradient_over_tiles(
-            self.logits, self.labels >= 0, self.transform, self.spec, gradient_of
+            self.logits, self.opened, self.labels >= 0, self.transform, self.spec, gradient_of
         )
 
     def named(self, found: dict[str, Array | None]) -> dict[str, Array]:
@@ -204,7 +214,7 @@ class _LogitsRows(_TeacherRows):
         form, target = c.form[:, None], c.target[:, None]
 
         def gradient_of(x: Array, start: Array | int, width: int) -> Array:
-            p, found = self._columns(x, xla.tile(self.teacher_logits, start, width))
+            p, found = self._columns(x, xla.tile(self.teacher_logits, start, width), start)
             centred = found.form - times(p, mean) if has_mean else found.form
             dz = times(form, centred)
             if self.options.may_differ("label_weight", 0):
@@ -216,8 +226,8 @@ class _LogitsRows(_TeacherRows):
 
     def _step(self, sums: Terms, start: Array | int, width: int) -> Terms:
         """The columns but the label's: the divergence, and the mean in its gradient."""
-        tiles = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
-        _, found = self._columns(*tiles)
+        x, of_teacher = (xla.tile(x, start, width) for x in (self.logits, self.teacher_logits))
+        _, found = self._columns(x, of_teacher, start)
         is_label = xla.where_labels(self.labels, start, width)
 
         def added(total: Array, of_columns: Array) -> Array:
@@ -226,18 +236,19 @@ class _LogitsRows(_TeacherRows):
         mean = added(sums.form, found.form) if self.divergence.has_mean else sums.form
         return Terms(added(sums.value, found.value), mean)
 
-    def _columns(self, x: Array, of_teacher: Array) -> tuple[Array, Terms]:
+    def _columns(self, x: Array, of_teacher: Array, start: Array | int) -> tuple[Array, Terms]:
         """p [N, width] of a tile, and its terms."""
+        is_in = self.target.allowed_tile(start, x.shape[1])
 
         def shifted_softmax(side: RowStats, z: Array) -> tuple[Array, Array]:
-            shifted = z - side.max[:, None]
-            return shifted, jnp.exp(shifted) * (1 / side.sum)[:, None]
+            shifted = only(is_in, z - side.max[:, None], 0.0)
+            return shifted, only(is_in, jnp.exp(shifted) * (1 / side.sum)[:, None], 0.0)
 
-        x, of_teacher = x.astype(jnp.float32), of_teacher.astype(jnp.float32)
+        x, of_teacher = (only(is_in, t.astype(jnp.float32), 0.0) for t in (x, of_teacher))
         shifted, p = shifted_softmax(self.student, self.transform.value(x))
         of_q, q = shifted_softmax(self.teacher, self.teacher_transform.value(of_teacher))
         log_sums = self.student.log_sum - self.teacher.log_sum
-        log_ratio = (shifted - of_q) - log_sums[:, None]
+        log_ratio = only(is_in, (shifted - of_q) - log_sums[:, None], 0.0)
         # A compiler may round the two sides' equal expressions differently.
         is_alike = self.is_alike[:, None] & (x == of_teacher)
         q, log_ratio = jnp.where(is_alike, p, q), jnp.where(is_alike, 0.0, log_ratio)
@@ -277,6 +288,9 @@ class _ColumnsRows(_TeacherRows):
     ) -> None:
         super().__init__(operand, target, transform, spec)
         self.ids, self.tail = self.arrays["teacher_ids"], self.options.choice("tail")
+        if target.allowed is not None:  # the others have no part in either side
+            is_in = allowed.contains(target.allowed, jnp.maximum(self.ids, 0))
+            self.ids = jnp.where(is_in, self.ids, -1)
         is_there = self.ids >= 0
         columns = jnp.maximum(self.ids, 0)
         self.x = jnp.take_along_axis(self.logits, columns, axis=1).astype(jnp.float32)
@@ -294,8 +308,8 @@ class _ColumnsRows(_TeacherRows):
         if self.tail == "lump":
             log_p, log_q = self._with_others(log_p, log_q)
         elif self.tail == "renormalise":
-            log_p, has_p = _renormalised(log_p)
-            log_q, has_q = _renormalised(log_q)
+            log_p, has_p = renormalised(log_p)
+            log_q, has_q = renormalised(log_q)
             has_both = has_p & has_q | ~jnp.any(is_there, axis=1)
         self.p, q = jnp.exp(log_p), jnp.exp(log_q)
         self.terms: Terms = class_terms(self.divergence, self.p, q, log_p, log_q)
@@ -379,9 +393,10 @@ class _ColumnsRows(_TeacherRows):
         nowhere = jnp.full_like(self.labels, ELSEWHERE)
 
         def step(state: RowState, start: Array | int, width: int) -> RowState:
-            z = self.transform.value(xla.tile(self.logits, start, width).astype(jnp.float32))
-            z = _at(z, self.ids - start, jnp.full(self.ids.shape, -jnp.inf))
-            return merge(state, xla.tile_state(z, nowhere, start, Sums(), None))
+            is_in = self.target.allowed_tile(start, width)
+            x = only(is_in, xla.tile(self.logits, start, width).astype(jnp.float32), 0.0)
+            z = _at(self.transform.value(x), self.ids - start, jnp.full(self.ids.shape, -jnp.inf))
+            return merge(state, xla.tile_state(z, nowhere, start, Sums(), None, is_in))
 
         empty, _ = varying_alike((identity(self.labels.shape[0]), self.labels))
         return row_stats(xla.over_tiles(self.spec.columns, xla.TILE, step, empty))
@@ -394,19 +409,26 @@ class _ProbabilityRows(_Rows):
         self, operand: Logits, target: Target, transform: LogitTransform, spec: Spec
     ) -> None:
         super().__init__(operand, target, transform, spec)
-        self.target, self.smoothing = target, self.options.plain("label_smoothing")
+        # s/V, over the classes that are allowed.
+        smoothing, words = self.options.plain("label_smoothing"), target.allowed
+        self.smoothed: Number = smoothing / spec.columns
+        if words is not None:
+            self.smoothed = smoothing / jnp.maximum(allowed.count(words, spec.columns), 1)[:, None]
+        self.smoothing = smoothing
         self.stats = stats = row_stats(self.swept(self.logits, transform))
         rows = jnp.arange(self.labels.size)
         self.of_label = self._weighed(
             self.arrays["target_probs"][rows, self.labels][:, None],
             None if target.class_weights is None else target.class_weights[self.labels][:, None],
+            None if words is None else allowed.contains(words, self.labels[:, None]),
         )[:, 0]
 
         def step(sums: Terms, start: Array | int, width: int) -> Terms:
-            x = xla.tile(self.logits, start, width).astype(jnp.float32)
+            is_in = target.allowed_tile(start, width)
+            x = only(is_in, xla.tile(self.logits, start, width).astype(jnp.float32), 0.0)
             is_label = jnp.arange(width)[None] == (self.labels - start)[:, None]
             t = jnp.where(is_label, 0.0, self._tile(start, width))
-            loss = jnp.sum(times(t, -self._log_p(x)), axis=1)
+            loss = jnp.sum(times(t, -only(is_in, self._log_p(x), -jnp.inf)), axis=1)
             return Terms(sums.value + loss, sums.form + jnp.sum(t, axis=1))
 
         loss, self.others = self.summed(step)
@@ -434,10 +456,13 @@ class _ProbabilityRows(_Rows):
     def _tile(self, start: Array | int, width: int) -> Array:
         """t of a tile."""
         q = xla.tile(self.arrays["target_probs"], start, width)
-        return self._weighed(q, xla.weights_of_tile(self.target, start, width))
+        weights = xla.weights_of_tile(self.target, start, width)
+        return self._weighed(q, weights, self.target.allowed_tile(start, width))
 
-    def _weighed(self, q: Array, weights: Array | None) -> Array:
-        smooth = (1 - self.smoothing) * q.astype(jnp.float32) + self.smoothing / self.spec.columns
+    def _weighed(self, q: Array, weights: Array | None, is_in: Array | None) -> Array:
+        smooth = (1 - self.smoothing) * q.astype(jnp.float32) + (
+            self.smoothed if is_in is None else jnp.where(is_in, self.smoothed, 0.0)
+        )
         return smooth if weights is None else smooth * weights
 
 
@@ -469,12 +494,3 @@ def _at(x: Array, columns: Array, values: Array) -> Array:
     width = x.shape[1]
     columns = jnp.where((columns >= 0) & (columns < width), columns, width)
     return x.at[jnp.arange(x.shape[0])[:, None], columns].set(values, mode="drop")
-
-
-def _renormalised(log: Array) -> tuple[Array, Array]:
-    """Less the logarithm of the row's sum, and whether there is anything to divide by."""
-    largest = jnp.max(log, axis=1, keepdims=True)
-    has_mass = largest != -jnp.inf
-    safe = jnp.where(has_mass, largest, 0.0)
-    log_sum = safe + jnp.log(jnp.sum(jnp.exp(log - safe), axis=1, keepdims=True))
-    return jnp.where(has_mass, log - log_sum, -jnp.inf), has_mass[:, 0]

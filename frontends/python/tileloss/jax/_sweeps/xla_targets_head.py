@@ -111,7 +111,8 @@ class _Heads:
         if "teacher_head" in arrays:
             hidden, head = arrays.pop("teacher_hidden"), as_seen(arrays.pop("teacher_head"), spec)
             self.teacher = LmHead(hidden, head, arrays.pop("teacher_bias", None))
-        self.column_arrays = {n: arrays.pop(n) for n in ("class_weights",) if n in arrays}
+        of_all_rows = [n for n, x in arrays.items() if n == "class_weights" or x.shape[0] == 1]
+        self.column_arrays = {name: arrays.pop(name) for name in of_all_rows}
         self.row_arrays = arrays
 
     def rows(self, start: Array | int, rows: int) -> tuple[Logits, Target]:

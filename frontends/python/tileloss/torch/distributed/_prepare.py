@@ -15,17 +15,20 @@ from tileloss._core.functions import (
     by_name,
     options_of_probabilities,
 )
+from tileloss._core.row_states import bits_of_allowed
 from tileloss._core.slots import ARGUMENTS, ROW_OUTPUTS, SLOTS
 from tileloss.torch._arguments import (
     Options,
     Student,
     Value,
+    check_apart,
     checked_head,
     checked_logits,
     checked_tensors,
     encode,
     is_per_row,
     is_probabilities,
+    refuse_with_head_grad,
 )
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import is_dtensor
@@ -68,6 +71,7 @@ class Given(NamedTuple):
     linear_bias: Any = None
     compute_dtype: torch.dtype | None = None
     workspace_bytes: int | None = None
+    linear_weight_grad: Any = None
     grad_in_forward: bool | None = False
     is_linear: bool = False
 
@@ -132,6 +136,7 @@ class _Arguments(NamedTuple):
     grad_in_forward: bool
     sides: tuple[Options | None, ...]  # of a student, its teacher, its label
     side_outputs: tuple[tuple[str, ...], ...]  # those that their states are for
+    has_allowed: bool
 
 
 def call(given: Given) -> dict[str, Tensor]:
@@ -154,6 +159,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         [facts.vocab_start for facts in everyone],
         prepared.valid_vocab,
         rank,
+        prepared.has_allowed,
     )
     operands = _with_class_weights(given, prepared.operands, shards)
     compute_dtype, workspace_bytes = prepared.student.head_options or (0, 0)
@@ -168,7 +174,9 @@ def _call(given: Given) -> dict[str, Tensor]:
         outputs=prepared.outputs,
         has_labels=given.tensors.get("labels") is not None,
         mean_of_shard=given.mean_of_shard,
+        allowed_bits=_allowed_bits(given, prepared),
         grad_in_forward=prepared.grad_in_forward,
+        head_grad=given.linear_weight_grad,
     )
     sides = tuple(
         None
@@ -179,6 +187,7 @@ def _call(given: Given) -> dict[str, Tensor]:
             values=options.values,
             outputs=outputs,
             has_labels=True,
+            allowed_bits=bits_of_allowed(False) if prepared.has_allowed else 0,
         )
         for options, outputs in zip(prepared.sides, prepared.side_outputs, strict=True)
     )
@@ -205,8 +214,15 @@ def _prepare(given: Given) -> Prepared:
     if given.is_linear:
         weight, bias = given.linear_weight, given.linear_bias
         student = checked_head(
-            given.input, weight, bias, given.compute_dtype, given.workspace_bytes
+            given.input,
+            weight,
+            bias,
+            given.compute_dtype,
+            given.workspace_bytes,
+            given.linear_weight_grad,
         )
+        if student.adds:
+            check_apart(given.linear_weight_grad, student.matrices)
     else:
         student = checked_logits(given.input, least_columns=0)
     check_backend(student.first, given.group)
@@ -234,9 +250,17 @@ def _prepare(given: Given) -> Prepared:
         given.is_linear and not target and _has_grad_in_forward(given, student, options),
         sides,
         (outputs, of_pairs, ())[: len(sides)],
+        given.tensors.get("allowed") is not None,
     )
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)
+
+
+def _allowed_bits(given: Given, arguments: _Arguments) -> int:
+    if not arguments.has_allowed:
+        return 0
+    inputs = zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True)
+    return bits_of_allowed(dict(inputs).get("class_weights") is not None)
 
 
 def _outputs(given: Given) -> tuple[str, ...]:
@@ -268,6 +292,9 @@ def _sides(
 
 
 def _has_grad_in_forward(given: Given, student: Student, options: Mapping[str, Value]) -> bool:
+    if student.adds:
+        refuse_with_head_grad(given.grad_in_forward)
+        return False
     if is_per_row(options) or True not in student.needs():
         return False
     if given.grad_in_forward is None:
@@ -280,6 +307,8 @@ def _details(given: Given, arguments: _Arguments) -> Details:
     labels, head_options = arguments.operands.labels, arguments.student.head_options
     names, values, scalars = arguments.options
     numbers = () if scalars is None else scalars.tolist()
+    inputs = dict(zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True))
+    allowed = inputs.pop("allowed")  # of each rank's own columns
 
     def options() -> dict[str, object]:
         return {
@@ -290,10 +319,12 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "grad_in_forward": arguments.grad_in_forward,
+            "linear_weight_grad is given": arguments.student.adds,
             "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
             "device of input": arguments.student.first.device.type,
             "target is given": given.tensors.get("labels") is not None,
+            "allowed": allowed if allowed is None else f"{list(allowed.shape[:-1])} rows",
             **{
                 ARGUMENT_NAMES.get(slot, slot): None
                 if x is None
@@ -304,12 +335,11 @@ def _details(given: Given, arguments: _Arguments) -> Details:
         }
 
     def tensors() -> dict[str, object]:
-        found = zip(ARGUMENTS[given.name].inputs, arguments.operands.inputs, strict=True)
         return {
             ARGUMENT_NAMES.get(name, name): None
             if tensor is None
             else f"{tensor.dtype} {list(tensor.shape)} of checksum {digest([tensor])}"
-            for name, tensor in found
+            for name, tensor in inputs.items()
         }
 
     def label_details() -> dict[str, object]:

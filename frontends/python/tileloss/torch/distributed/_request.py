@@ -10,6 +10,7 @@ from torch import Tensor
 from tileloss._core.functions import FUNCTIONS, given_names
 from tileloss._core.row_states import bits_of_loss, bits_of_outputs
 from tileloss._core.slots import ARGUMENTS, SLOTS, Arguments
+from tileloss._core.views import WORD, words_of
 from tileloss.torch._call import Call
 from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._shards import Piece, Shards
@@ -31,7 +32,7 @@ class Operands(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Everything but the tensors."""
+    """Everything but the operands."""
 
     function: str  # its name from logits
     is_linear: bool
@@ -45,9 +46,13 @@ class Request(NamedTuple):
     grad_in_forward: bool = False  # of a loss of labels with a head
     # MEAN_OUTPUT is that of this rank's columns, which Megatron-LM's label smoothing takes. With the default ignore_index.
     mean_of_shard: bool = False
+    allowed_bits: int = (
+        0  # the arrays of the row state that are there where rows have sets of columns
+    )
     # Of a target that is more than labels: what the states are made of, logprobs of the student, of the teacher, and of the
     # student at its label's temperature, None where there is none.
     sides: tuple[Any, ...] = ()
+    head_grad: Tensor | None = None  # to which a backward adds the head's gradient
 
     @property
     def name(self) -> str:
@@ -75,10 +80,16 @@ class Request(NamedTuple):
         if not self.sides:
             return [(self, given)]
         matrices = (given.matrices, given.target, given.matrices)
+        allowed = tuple(
+            x for slot, x in self._inputs(given) if slot == "allowed"
+        )  # all that they have
         return [
             None
             if side is None
-            else (side, Operands(own, (), given.labels, (), given.scalars[number : number + 1]))
+            else (
+                side,
+                Operands(own, (), given.labels, allowed, given.scalars[number : number + 1]),
+            )
             for number, (side, own) in enumerate(zip(self.sides, matrices, strict=True), start=1)
         ]
 
@@ -86,21 +97,21 @@ class Request(NamedTuple):
         """The arrays of the row state that are gathered."""
         function = FUNCTIONS[self.function]
         if not function.is_loss:
-            return bits_of_outputs(self.outputs)
-        return bits_of_loss(function, given_names(self.options), "metrics" in self.outputs)
+            return bits_of_outputs(self.outputs) | self.allowed_bits
+        names = given_names(self.options)
+        return bits_of_loss(function, names, "metrics" in self.outputs) | self.allowed_bits
 
     def all_bits(self) -> list[int]:
         return [0 if side is None else side.bits() for side in self.sides or (self,)]
 
     def class_weights(self, given: Operands) -> Tensor | None:
-        names = self.arguments.inputs
-        return given.inputs[names.index("class_weights")] if "class_weights" in names else None
+        return dict(self._inputs(given)).get("class_weights")
 
     def row_stage(self, given: Operands) -> Call:
         """The row stage alone: no vocabulary is in sight."""
         call = self._new_call(self.function, given, Piece(0, self.shards.classes, 0))
         nothing = [None] * ARGUMENTS[self.function].slots.index("labels")
-        call.set_tensors((*nothing, *self._with_rows(given)))
+        call.set_tensors((*nothing, *self._with_rows(given, None)))
         return call
 
     def sweep(self, given: Operands, piece: Piece, gradients: Tensors = ()) -> Call:
@@ -109,18 +120,24 @@ class Request(NamedTuple):
         columns = slice(piece.column, piece.column + piece.columns)
         slots = zip(self.arguments.slots, (*given.matrices, *given.target), strict=False)
         cut = [_columns(slot, x, columns) for slot, x in slots]
-        call.set_tensors((*cut, *self._with_rows(given)), gradients)
+        call.set_tensors((*cut, *self._with_rows(given, columns)), gradients)
         return call
 
     def backward(self, given: Operands, gradients: Tensors) -> Call:
         """Of the whole shard, whose columns that are no classes get gradients of 0."""
         call = self._new_call(self.name, given, self.shards.mine)
         call.set_options(valid_vocab=self.shards.mine.columns)
-        call.set_tensors((*given.matrices, *given.target, *self._with_rows(given)), gradients)
+        of_rows = self._with_rows(given, slice(0, None))
+        call.set_tensors((*given.matrices, *given.target, *of_rows), gradients)
         return call
 
-    def _with_rows(self, given: Operands) -> Tensors:
-        return given.labels if self.has_labels else None, *given.inputs
+    def _inputs(self, given: Operands) -> list[tuple[str, Tensor | None]]:
+        return list(zip(self.arguments.inputs, given.inputs, strict=True))
+
+    def _with_rows(self, given: Operands, columns: slice | None) -> Tensors:
+        """``columns``: of the shard, that are swept; None: nobody sees any."""
+        inputs = [_words(x, columns) if slot == "allowed" else x for slot, x in self._inputs(given)]
+        return given.labels if self.has_labels else None, *inputs
 
     def _new_call(self, name: str, given: Operands, piece: Piece) -> Call:
         options = self.options, self.values, given.scalars[0]
@@ -129,6 +146,13 @@ class Request(NamedTuple):
         if FUNCTIONS[name].is_linear and self.compute_dtype:
             call.set_options(compute_dtype=self.compute_dtype)
         return call
+
+
+def _words(sets: Tensor | None, columns: slice | None) -> Tensor | None:
+    if sets is None or columns is None:
+        return None
+    end = None if columns.stop is None else words_of(columns.stop)
+    return sets[..., columns.start // WORD : end]
 
 
 def _columns(slot: str, x: Tensor | None, columns: slice) -> Tensor | None:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tileloss._core.views import WORD
+
 SLICES = 8
 
 
@@ -46,9 +48,15 @@ class Shards:
         return sorted(found, key=lambda each: each[2].first)
 
 
-def cut(columns: list[int], starts: list[int], valid_vocab: int | None, rank: int) -> Shards:
+def cut(
+    columns: list[int],
+    starts: list[int],
+    valid_vocab: int | None,
+    rank: int,
+    has_allowed: bool = False,
+) -> Shards:
     """``columns``: of each rank's shard. ``starts``: the class of its first column; -1 on every rank: one after another, in the
-    order of the ranks."""
+    order of the ranks. ``has_allowed``: whether shards and pieces begin with a word of the rows' sets."""
     starts = _checked_starts(columns, starts)
     total = sum(columns)
     if total == 0:
@@ -63,6 +71,13 @@ def cut(columns: list[int], starts: list[int], valid_vocab: int | None, rank: in
         for start, width in zip(starts, columns, strict=True)
     ]
     in_slices = total % SLICES == 0 and all(start % (total // SLICES) == 0 for start in starts)
+    if has_allowed:
+        in_slices = in_slices and total // SLICES % WORD == 0
+        for of_rank, start in enumerate(starts):
+            if start % WORD and held[of_rank]:
+                raise ValueError(
+                    f"vocab_start: expected multiples of {WORD} with allowed, got shards from class {start} on on rank {of_rank}"
+                )
     pieces = tuple(
         _pieces(start, count, total // SLICES if in_slices else max(count, 1))
         for start, count in zip(starts, held, strict=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
+from tileloss.torch._outputs import with_metrics
 from tileloss.torch.distributed._prepare import Given, call, given_of
 from tileloss.torch.distributed.functions import Group, Number
-from tileloss.torch.policy import with_metrics
 
 
 @explains_names
@@ -95,6 +95,7 @@ def linear_policy_loss(
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of policy_loss
     mask: Tensor | None = None,

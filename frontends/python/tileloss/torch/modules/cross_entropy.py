@@ -21,11 +21,13 @@ class _CrossEntropy(WithOptions):
         *,
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
+        allowed: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Tensor:
         """input [..., V], with the head [..., H], target [...] -> the loss, float32."""
-        of_rows = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
-        loss: Tensor = self._call(input, target, weight=self.weight, **of_rows)
+        of_rows = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
+        given = {"weight": self.weight, "num_items": num_items, **of_rows}
+        loss: Tensor = self._call(input, target, **given)
         return loss
 
 

@@ -54,11 +54,12 @@ class DistillationLoss(WithOptions):
         *,
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
+        allowed: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Any:
         """input, teacher [..., V] -> the loss, float32, or (loss, DistillationRows) if the options ask for outputs."""
-        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
-        return self._call(input, teacher, target, **more)
+        more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
+        return self._call(input, teacher, target, num_items=num_items, **more)
 
 
 class LinearDistillationLoss(WithHead):
@@ -115,12 +116,15 @@ class LinearDistillationLoss(WithHead):
         teacher_bias: Tensor | None = None,
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
+        allowed: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Any:
         """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
-        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
+        more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
         teacher = teacher_input, teacher_weight
-        return self._call(input, *teacher, target, teacher_bias=teacher_bias, **more)
+        return self._call(
+            input, *teacher, target, teacher_bias=teacher_bias, num_items=num_items, **more
+        )
 
 
 class _SparseDistillation(WithOptions):
@@ -133,12 +137,13 @@ class _SparseDistillation(WithOptions):
         *,
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
+        allowed: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Any:
         """input [..., V], with the head [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss,
         DistillationRows)."""
-        more = {"mask": mask, "token_weights": token_weights, "num_items": num_items}
-        return self._call(input, teacher_ids, teacher_logprobs, target, **more)
+        more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
+        return self._call(input, teacher_ids, teacher_logprobs, target, num_items=num_items, **more)
 
 
 class SparseDistillationLoss(_SparseDistillation):

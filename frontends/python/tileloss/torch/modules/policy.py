@@ -25,6 +25,7 @@ class _Policy(WithOptions):
         ref_logp: Tensor | None = None,
         sampler_logp: Tensor | None = None,
         sequence_offsets: Tensor | None = None,
+        allowed: Tensor | None = None,
         num_items: Number | None = None,
     ) -> Any:
         """The tensors of `policy_loss`, of the head's input [..., H] -> the loss, float32, or (loss, metrics) if the options ask
@@ -38,6 +39,7 @@ class _Policy(WithOptions):
             ref_logp=ref_logp,
             sampler_logp=sampler_logp,
             sequence_offsets=sequence_offsets,
+            allowed=allowed,
             num_items=num_items,
         )
 

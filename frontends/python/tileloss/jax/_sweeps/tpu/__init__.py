@@ -93,6 +93,8 @@ def refusal(operand: Operand, spec: Spec) -> str:
     """What stands in the way of a call, in words that end a sentence; "": nothing."""
     if _MISSING:
         return _MISSING
+    if spec.has_allowed:
+        return "has no allowed"
     half = [name for name, x in operand._asdict().items() if _is_half(x)]
     if half:
         return f"has no float16 ({', '.join(half)})"
