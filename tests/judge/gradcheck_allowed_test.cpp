@@ -63,7 +63,7 @@ TEST_P(GradcheckAllowed, EveryMutantIsCaught) {
 }
 
 TEST(GradcheckAllowedMutants, TheVocabularysNumberOfClassesIsCaughtInTheGradient) {
-  for (const std::string settings : {kChecked[0].settings, kChecked[1].settings, kChecked[4].settings}) {
+  for (const std::string& settings : {kChecked[0].settings, kChecked[1].settings, kChecked[4].settings}) {
     expect_mutants(GradcheckCall(kBase + settings, {"allowed=half", "dtype=fp32"}), {"classes_of_vocabulary"}, {});
   }
 }
