@@ -20,7 +20,7 @@ struct Checked {
 };
 
 const std::vector<Checked> kChecked{
-    {"cross_entropy", "loss=cross_entropy label_smoothing=0.1 z_loss=0.01 class_weights=random reduction=none upstream=per_row"},
+    {"cross_entropy", "loss=cross_entropy label_smoothing=0.1 z_loss=0.01 reduction=none upstream=per_row"},
     {"logprobs", "loss=logprobs softcap=20 temperature=0.9 upstream=per_row"},
     {"policy_loss",
      "loss=policy_loss preset=grpo aggregation=none upstream=per_row mask_prob=0.2 old_logp_noise_scale=0.2 "
@@ -63,7 +63,7 @@ TEST_P(GradcheckAllowed, EveryMutantIsCaught) {
 }
 
 TEST(GradcheckAllowedMutants, TheVocabularysNumberOfClassesIsCaughtInTheGradient) {
-  for (const std::string settings : {kChecked[0].settings, kChecked[1].settings, kChecked[4].settings}) {
+  for (const std::string& settings : {kChecked[0].settings, kChecked[1].settings, kChecked[4].settings}) {
     expect_mutants(GradcheckCall(kBase + settings, {"allowed=half", "dtype=fp32"}), {"classes_of_vocabulary"}, {});
   }
 }

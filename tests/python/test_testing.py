@@ -36,6 +36,12 @@ def summed(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, label_smoothing=0.1)
 
 
+def over_sets(logits: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
+    bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=-1, bitorder="little")
+    outside = torch.from_numpy(bits[..., : logits.shape[-1]] == 0)
+    return F.cross_entropy(logits.masked_fill(outside, -torch.inf), labels)
+
+
 def fused(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy((hidden.float() @ head.float().T), labels)
 
@@ -120,6 +126,8 @@ RIGHT = {
     "rows": Right(
         lambda x, y: F.cross_entropy(x, y, reduction="none"), "cross_entropy", {"reduction": "none"}
     ),
+    "sets": Right(over_sets, "cross_entropy", {"allowed": "half"}),
+    "a set": Right(over_sets, "cross_entropy", {"allowed": "shared"}),
     "logprobs": Right(token_logp, "logprobs", {"dtype": "bfloat16"}),
     "head": Right(fused, "linear_cross_entropy", {}),
     "head bf16": Right(fused, "linear_cross_entropy", {"dtype": "bf16"}),
@@ -209,6 +217,7 @@ WRONG = {
         lambda x, y: F.cross_entropy(x + (x - x.detach()), y, reduction="none"), "cross_entropy", {"reduction": "none"},
         "dlogits/ulp_target",
     ),
+    "sets": (lambda x, y, allowed: F.cross_entropy(x, y), "cross_entropy", {"allowed": "half"}, "dlogits/nonzero_where_ignored"),
     "what is ignored": (numpy_with(dlogits=into_ignored), "cross_entropy", NUMPY, "dlogits/nonzero_where_ignored"),
     "NaN": (numpy_with(loss=lambda x: x * np.nan), "cross_entropy", NUMPY, "loss/nonfinite"),
     "logp": (lambda x, y: token_logp(x, y) - 1e-3, "logprobs", {}, "logp"),

@@ -87,7 +87,7 @@ def row_outputs(z: Tensor, labels: Tensor) -> dict[str, Tensor]:
     log_p = F.log_softmax(z, -1)
     logp = log_p.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
     p = log_p.exp()
-    entropy = -torch.where(p > 0, p * log_p, 0).sum(-1)
+    entropy = -(p * torch.where(p > 0, log_p, 0)).sum(-1)  # no gradient of 0 times infinity
     return {"logp": logp, "lse": torch.logsumexp(z, -1), "entropy": entropy}
 
 
