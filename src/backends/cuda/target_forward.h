@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(kMaxThreads, 1) choose_columns(TargetJo
   TILELOSS_SHARED(Columns, columns);
   const std::int64_t i = blockIdx.x;
   const RowInBlock<float> block(job, i);
-  if (block.label != kLabelElsewhere) return;
+  if (block.label != kLabelElsewhere || job.count(i) == 0) return;
   float most = -std::numeric_limits<float>::infinity();
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   std::int64_t first = kNone;
