@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 
 #include "backends/cpu/head/lm_head.h"
 #include "backends/cpu/isa/isa.h"
@@ -36,10 +37,14 @@ class Rows final : public RowVisitor {
         gives_sums_((stages & kGiveSums) != 0),
         has_stage_((stages & kRowStage) != 0),
         writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
-        outputs_(problem.args, context) {}
+        outputs_(problem.args, context) {
+    if (!is_forward_ || p_.row_state.allowed_weight == nullptr || class_weights(p_) == nullptr) return;
+    const float* const weights = class_weights(p_);
+    all_.weight = std::accumulate(weights, weights + p_.columns, 0.0);
+  }
 
   void ignored(std::int64_t i) override {
-    if (is_forward_) save_row(p_.row_state, i, RowState{});
+    if (is_forward_) empty_row(p_.row_state, i);
     if (gives_sums_) pair_.give(i, {});
     if (!writes_) return;
     losses_[i] = 0;
@@ -51,10 +56,11 @@ class Rows final : public RowVisitor {
     return has_pair_ ? pair_.stats(i, !gives_sums_) : TargetStats(RowStates{states_, p_.row_state}.stats(i));
   }
 
-  void swept(std::int64_t i, const RowState& swept) override {
+  void swept(std::int64_t i, const RowState& swept, const RowClasses& classes) override {
     RowState state = swept;
     if (state.argmax >= 0) state.argmax += p_.logit.vocab_start;
     save_row(p_.row_state, i, state);
+    save_classes(p_.row_state, i, classes.count < 0 ? all_ : classes);
     if (states_ != nullptr) states_[i] = state;
   }
 
@@ -79,6 +85,7 @@ class Rows final : public RowVisitor {
   const PairStates pair_;
   const bool is_forward_, has_pair_, gives_sums_, has_stage_, writes_;
   const RowOutputs outputs_;
+  RowClasses all_ = {static_cast<double>(p_.columns), static_cast<double>(p_.columns)};
 };
 
 Operand operand(const tileloss_matrix& m) { return {m.data, storage_type(m.dtype), m.row_stride, m.col_stride}; }
@@ -143,6 +150,11 @@ class CpuCall final : public Call {
     if (Status s = host::check_numbers(p_); !s.ok()) return s;
     host::find_label_columns(p_, label_columns());
     if (Status s = host::check_labels(p_, label_columns()); !s.ok()) return s;
+    const AllowedSets allowed = allowed_sets();
+    for (std::int64_t i = 0; allowed && i < p_.rows; ++i) {
+      std::int64_t& column = label_columns()[i];
+      if (column >= 0 && !allowed(i, 0, p_.columns).has(column)) column = kLabelElsewhere;
+    }
     return host::check_target(p_, label_columns());
   }
   void prepare() override { stage_->prepare(); }
@@ -171,6 +183,11 @@ class CpuCall final : public Call {
     return has_own ? reinterpret_cast<RowState*>(workspace_ + layout_.states) : nullptr;
   }
 
+  AllowedSets allowed_sets() const {
+    const tileloss_matrix& m = p_.args.allowed;
+    return {static_cast<const std::uint32_t*>(m.data), m.row_stride, present(p_.args.labels)};
+  }
+
   SweepJob sweep_job(std::uint32_t stages) const {
     SweepJob job;
     job.kernels = &kernels(plan_.cpu.isa);
@@ -187,6 +204,7 @@ class CpuCall final : public Call {
     job.sums = p_.sums;
     job.class_weights = class_weights(p_);
     job.label_columns = label_columns();
+    job.allowed = allowed_sets();
     job.target = make_target(p_, *stage_);
     job.threads = plan_.cpu.threads;
     job.row_block = plan_.cpu.row_block;
@@ -214,6 +232,7 @@ class CpuCall final : public Call {
     job.sums = p_.sums;
     job.class_weights = class_weights(p_);
     job.label_columns = label_columns();
+    job.allowed = allowed_sets();
     job.target = make_target(p_, *stage_);
     job.sweeps_forward = (stages & kForward) != 0;
     job.wants_gradients = (stages & kBackward) != 0;

@@ -115,6 +115,7 @@ class TileSoftmax {
     left_ = pairs_;
     row_start_ = z_ + row_ * job_->z_stride;
     hot_now_ = row_start_;
+    if (job_->leave_out != nullptr) job_->leave_out(job_->context, first_ + row_, row_start_);
     for (std::int64_t j = job_->columns; j < pairs_ * kPair; ++j) row_start_[j] = -kInf;
     RunningRow& running = job_->running[first_ + row_];
     target_ = running.target_column - job_->column;

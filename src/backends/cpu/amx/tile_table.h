@@ -40,6 +40,8 @@ struct SoftmaxRows {
   void* context = nullptr;
   // Where a row's words go, whole pairs of vectors of them, which are relative to `max`; null: none are kept.
   std::uint16_t* (*keep)(void* context, std::int64_t row, float max) noexcept = nullptr;
+  // Before anything is done with a row's z: makes -inf of what does not count; null: all does.
+  void (*leave_out)(void* context, std::int64_t row, float* z) noexcept = nullptr;
   // A row with a NaN or +inf in it, or with logits too far out for float32's exponents.
   void (*odd)(void* context, std::int64_t row, const float* z) noexcept = nullptr;
   // Every other row, for what more is wanted of its logits; null: nothing is.

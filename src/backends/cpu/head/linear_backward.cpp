@@ -1,5 +1,6 @@
 // The backward of lm_head.h: dz a chunk of the vocabulary at a time, and the two products made of it.
 #include <cstring>
+#include <limits>
 
 #include "backends/cpu/head/linear_walk.h"
 
@@ -25,15 +26,15 @@ void write_zeros(const OutputMatrix& m, std::int64_t width, std::int64_t first, 
 
 // One row's columns of a tile: from z, which may lie where dz goes, dL/dz.
 void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz,
-                        float* operands) const {
+                        float* scratch) const {
   const RowGradient& g = gradients_[u];
   BackwardRow row = make_backward(g, job_.transform);
   row.x = z;
   row.dx = dz;
   row.columns = columns;
   row.vocab_block = shape().tile;
-  row.operands = operands;
-  row.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
+  row.operands = operands(scratch);
+  row.class_weights = weights_from(column);
   const std::int64_t target = job_.label_columns[rows_[u]] - column;
   const bool has_target = target >= 0 && target < columns;
   double at_target = 0;
@@ -41,13 +42,57 @@ void LinearWalk::dz_row(std::int64_t u, std::int64_t column, std::int64_t column
     const double weight = row.class_weights == nullptr ? 1 : static_cast<double>(row.class_weights[target]);
     at_target = label_gradient(g, weight) * job_.transform.derivative(z[target]);
   }
-  job_.kernels->run[kStorageFloat32](nullptr, &row);
+  if (job_.allowed && !allowed(u, column, columns).is_full()) {
+    const AllowedSet set = allowed(u, column, columns);
+    float *const beside = side_by_side(scratch), *const weights = beside + shape().tile;
+    row.x = row.dx = beside;
+    row.columns = set.gather(sizeof(float), z, beside);
+    if (row.class_weights != nullptr) {
+      set.gather(sizeof(float), row.class_weights, weights);
+      row.class_weights = weights;
+    }
+    if (row.columns > 0) job_.kernels->run[kStorageFloat32](nullptr, &row);
+    set.scatter(sizeof(float), beside, dz);
+    if (g.stats.classes.count == 0) std::fill_n(dz, columns, std::numeric_limits<float>::quiet_NaN());
+  } else {
+    job_.kernels->run[kStorageFloat32](nullptr, &row);
+  }
   if (has_target) dz[target] = static_cast<float>(at_target);
+}
+
+bool LinearWalk::has_dz(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const {
+  return has_z(first, last, column, columns) || std::find(empty_ + first, empty_ + last, 1) != empty_ + last;
+}
+
+// A tile of dhead to which no row of this row chunk adds anything.
+void LinearWalk::zero_dhead(std::int64_t begin, std::int64_t column, std::int64_t columns) const {
+  const std::int64_t width = shape().width;
+  if (begin > 0) return;
+  if (shape().sums_dhead()) {
+    std::fill_n(piece<float>(job_.layout.dhead) + column * width, columns * width, 0.0F);
+  } else if (!job_.accumulate) {
+    write_zeros(job_.dhead, width, column, column + columns);
+  }
+}
+
+// Whether a chunk of the vocabulary adds nothing to these rows' dhidden. `how`, from kAdd: kReplace for the first that does;
+// where none has, the last leaves zeros.
+bool LinearWalk::skips_dhidden(std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
+                               std::int64_t chunk_columns, Store& how) const {
+  if (!job_.allowed) return false;
+  const bool is_first = chunk == 0 || !has_dz(first, first + rows, 0, chunk);
+  if (is_first) how = Store::kReplace;
+  if (has_dz(first, first + rows, chunk, chunk_columns)) return false;
+  if (!is_first || chunk + chunk_columns < shape().columns) return true;
+  float* const sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
+  for (std::int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * shape().width, width, 0.0F);
+  return true;
 }
 
 // z of a tile from 16 bits. One that was computed again takes the same way, through `words`.
 void LinearWalk::restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const {
   const bool is_there = is_kept(u, column);
+  if (!is_there) leave_out(u, column, columns, z);
   const float max = is_there ? kept_max(u, column) : to_words(z, columns, words);
   const std::uint16_t* from = is_there ? kept_row<std::uint16_t>(u, column) : words;
   job_.kernels->kept_logits.restore(from, columns, max, steps_per_unit_, z);
@@ -62,6 +107,10 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
   float* const after_head = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
   auto* const words = reinterpret_cast<std::uint16_t*>(after_head + (shape().bias ? shape().tile : 0));
   const float* bias = nullptr;
+  const auto clear = [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t u = first; u < last; ++u) std::fill_n(dz + (u - begin) * chunk_columns_, columns, 0.0F);
+  };
+  if (!has_dz(begin, end, column, columns)) return clear(begin, end);
   if (!(is_kept(begin, column) && is_kept(end - 1, column))) {
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(column, columns, after_head);
@@ -69,12 +118,16 @@ void LinearWalk::dz_task(float* scratch, std::int64_t begin, std::int64_t end, s
   for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
     const std::int64_t rows = std::min(row_tile(matmul()), end - u);
     float* tile = dz + (u - begin) * chunk_columns_;
+    if (!has_dz(u, u + rows, column, columns)) {
+      clear(u, u + rows);
+      continue;
+    }
     const bool is_there = is_kept(u, column);
     if (!is_there) multiply_z(scratch, bias, u, rows, columns, tile, chunk_columns_);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = tile + r * chunk_columns_;
       if (has_words_) restore_row(u + r, column, columns, words, row);
-      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row, operands(scratch));
+      dz_row(u + r, column, columns, is_there && !has_words_ ? kept_row<float>(u + r, column) : row, row, scratch);
     }
   }
 }
@@ -113,6 +166,7 @@ void LinearWalk::pack_across(std::int64_t begin, std::int64_t end) {
 void LinearWalk::dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                             const float* dz) const {
   const std::int64_t width = shape().width;
+  if (!has_dz(begin, end, column, columns)) return zero_dhead(begin, column, columns);
   const bool is_rounded = !shape().dhead_in_place && !shape().sums_dhead();
   float* sums = scratch + dz_block(shape(), matmul());
   std::int64_t stride = width, rows_at_once = columns;
@@ -171,12 +225,13 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
 // Columns [h, h + width) of dhidden's rows in use [first, first + rows).
 void LinearWalk::dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
                               std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const {
+  Store how = chunk > 0 ? Store::kAdd : Store::kReplace;
+  if (skips_dhidden(first, rows, h, width, chunk, chunk_columns, how)) return;
   const Operand along{dz, kStorageFloat32, chunk_columns_, 1};
   matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
   const float* head = piece<float>(job_.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
   float* sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
-  matmul().multiply(scratch, head, rows, width, chunk_columns, shape().compute, sums, shape().width,
-                    chunk > 0 ? Store::kAdd : Store::kReplace);
+  matmul().multiply(scratch, head, rows, width, chunk_columns, shape().compute, sums, shape().width, how);
 }
 
 void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
@@ -190,11 +245,13 @@ void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
     const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
-    const std::int64_t pack_tasks = shape().dhidden ? parts_of_head : 0;
+    const bool is_nothing = !has_dz(begin, end, chunk, columns);
+    const std::int64_t pack_tasks = shape().dhidden && !is_nothing ? parts_of_head : 0;
+    const std::int64_t dz_tasks = is_nothing && !shape().dbias ? 0 : tiles * groups;
     float* dz = piece<float>(job_.layout.dz);
     const auto tile_columns = [&](std::int64_t t) { return std::min(tile, columns - t * tile); };
-    parallel(tiles * groups + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
-      if (task >= tiles * groups) return pack_head_task(task - tiles * groups, chunk, columns);
+    parallel(dz_tasks + pack_tasks, [&](std::int64_t slot, std::int64_t task) {
+      if (task >= dz_tasks) return pack_head_task(task - dz_tasks, chunk, columns);
       const std::int64_t t = task % tiles, first = begin + task / tiles * group;
       dz_task(scratch(slot), first, std::min(end, first + group), chunk + t * tile, tile_columns(t),
               dz + (first - begin) * chunk_columns_ + t * tile);

@@ -64,7 +64,7 @@ void LinearWalk::put_dz(const GradientTiles& g, std::int64_t row, std::int64_t c
 
 // dz of a block whose z are kept in words or, where they are not, are at z and take the way through `words`. A row out of the
 // kernel's range is done as everywhere else, by itself: the rows beside it keep their bits.
-void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const {
+void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words, float* scratch) const {
   const std::int64_t tile = shape().tile;
   const bool is_there = is_kept(b.first, b.column);
   bool is_odd[kGradientRows];
@@ -78,6 +78,7 @@ void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std
   g.down_stride = matmul().a_panel * dz_down_words(shape(), matmul());
   for (std::int64_t r = 0; r < b.rows; ++r) {
     const std::int64_t u = b.first + r;
+    if (!is_there) leave_out(u, b.column, b.columns, z + r * tile);
     maxima[r] = is_there ? kept_max(u, b.column) : to_words(z + r * tile, b.columns, words + r * tile);
     g.words[r] = is_there ? kept_row<std::uint16_t>(u, b.column) : words + r * tile;
     is_odd[r] = !words_to_dz(u, maxima[r], g.factor[r], g.exponent[r]);
@@ -88,7 +89,7 @@ void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std
     if (is_odd[r]) {
       float* const row = z + r * tile;
       job_.kernels->kept_logits.restore(g.words[r], b.columns, maxima[r], steps_per_unit_, row);
-      dz_row(u, b.column, b.columns, row, row, nullptr);  // words are kept without a softcap only
+      dz_row(u, b.column, b.columns, row, row, scratch);
       for (std::int64_t j = 0; j < b.columns; ++j) put_dz(g, r, j, row[j]);
     } else if (target >= 0 && target < b.columns) {
       const double weight = job_.class_weights == nullptr ? 1 : static_cast<double>(job_.class_weights[b.column + target]);
@@ -102,11 +103,11 @@ void LinearWalk::dz_from_kept(const DzChunk& c, const DzBlock& b, float* dz) con
   pack_dz(c, b, dz);
 }
 
-void LinearWalk::dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const {
+void LinearWalk::dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* scratch) const {
   const bool is_there = is_kept(b.first, b.column);
   for (std::int64_t r = 0; r < b.rows; ++r) {
     float* const row = z + r * shape().tile;
-    dz_row(b.first + r, b.column, b.columns, is_there ? kept_row<float>(b.first + r, b.column) : row, row, operands);
+    dz_row(b.first + r, b.column, b.columns, is_there ? kept_row<float>(b.first + r, b.column) : row, row, scratch);
   }
   pack_dz(c, b, z);
 }
@@ -117,7 +118,8 @@ void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& 
   float* const after_head = scratch + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute);
   float* const z = after_head + (shape().bias ? tile : 0);
   const float* bias = nullptr;
-  if (!shape().needs_target_sweep() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column))) {
+  if (!shape().needs_target_sweep() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column)) &&
+      has_dz(rows.first, last, rows.column, rows.columns)) {
     matmul().pack_b(job_.head, rows.column, rows.columns, 0, shape().width, shape().compute, scratch);
     bias = tile_of_bias(rows.column, rows.columns, after_head);
   }
@@ -128,11 +130,16 @@ void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& 
       dz_from_kept(c, b, z);
       continue;
     }
+    if (!has_dz(b.first, b.first + b.rows, b.column, b.columns)) {
+      std::fill_n(z, b.rows * tile, 0.0F);
+      pack_dz(c, b, z);
+      continue;
+    }
     if (!is_kept(b.first, b.column)) multiply_z(scratch, bias, b.first, b.rows, b.columns, z, tile);
     if (has_words_) {
-      dz_from_words(c, b, z, reinterpret_cast<std::uint16_t*>(z + kDzRows * tile));
+      dz_from_words(c, b, z, reinterpret_cast<std::uint16_t*>(z + kDzRows * tile), scratch);
     } else {
-      dz_from_floats(c, b, z, operands(scratch));
+      dz_from_floats(c, b, z, scratch);
     }
   }
 }
@@ -163,6 +170,10 @@ void LinearWalk::multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t
 void LinearWalk::dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
                            std::int64_t width) const {
   const std::int64_t column = c.chunk + first;
+  if (!has_dz(c.begin, c.end, column, rows)) {
+    if (h == 0) zero_dhead(c.begin, column, rows);
+    return;
+  }
   if (shape().dhead_in_place) {
     const std::int64_t stride = job_.dhead.row_stride;
     float* const to = static_cast<float*>(job_.dhead.data) + column * stride + h;
@@ -183,12 +194,13 @@ void LinearWalk::dhead_set(float* scratch, const DzChunk& c, std::int64_t first,
 
 // Columns [h, h + width) of dhidden's rows in use [first, first + rows).
 void LinearWalk::dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const {
+  Store how = c.chunk > 0 ? Store::kAdd : Store::kReplace;
+  if (skips_dhidden(first, rows, h, width, c.chunk, c.columns, how)) return;
   const std::int64_t words = matmul().words(c.columns, shape().compute);
   const float* const left = piece<float>(job_.layout.dz) + (first - c.begin) * words;
   const float* const right = piece<float>(job_.layout.packed_head) + h * words;
   float* const sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
-  matmul().multiply(left, right, rows, width, c.columns, shape().compute, sums, shape().width,
-                    c.chunk > 0 ? Store::kAdd : Store::kReplace);
+  matmul().multiply(left, right, rows, width, c.columns, shape().compute, sums, shape().width, how);
 }
 
 void LinearWalk::multiply_sets(const DzChunk& c) {
@@ -215,9 +227,10 @@ void LinearWalk::backward_amx(std::int64_t begin, std::int64_t end) {
   const std::int64_t tile = shape().tile, group = keeps_all ? kKeptDzGroup : kRowGroup, groups = ceil_div(end - begin, group);
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const DzChunk c{begin, end, chunk, std::min(chunk_columns_, shape().columns - chunk)};
-    const std::int64_t tiles = ceil_div(c.columns, tile), tasks = tiles * groups;
+    const bool is_nothing = !has_dz(begin, end, chunk, c.columns);
+    const std::int64_t tiles = ceil_div(c.columns, tile), tasks = is_nothing ? 0 : tiles * groups;
     const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
-    parallel(tasks + (shape().dhidden ? parts_of_head : 0), [&](std::int64_t slot, std::int64_t task) {
+    parallel(tasks + (shape().dhidden && !is_nothing ? parts_of_head : 0), [&](std::int64_t slot, std::int64_t task) {
       if (task >= tasks) return pack_head_task(task - tasks, chunk, c.columns);
       const std::int64_t at = task / groups * tile, first = begin + task % groups * group;
       dz_tiles_task(scratch(slot), c, {first, std::min(group, end - first), chunk + at, std::min(tile, c.columns - at)});

@@ -45,6 +45,8 @@ inline std::int64_t dhidden_part(const LinearShape& s, const MatmulTable& m, std
   const std::int64_t panels = std::max<std::int64_t>(ceil_div(s.width, m.b_panel), 1);
   return ceil_div(panels, ceil_div(kDhiddenTasks, row_tiles)) * m.b_panel;
 }
+// What of a row's tile is allowed: z, and class weights.
+inline std::int64_t side_by_side_floats(const LinearShape& s) { return s.allowed ? 2 * s.tile : 0; }
 // Columns of a backward's chunk.
 inline std::int64_t head_chunk(const LinearShape& s) { return std::min(s.chunk, ceil_div(s.columns, s.tile) * s.tile); }
 

@@ -66,6 +66,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   };
   constexpr std::int64_t kFloat = sizeof(float);
   l.used_rows = take("rows in use", s.rows * 8);
+  l.empty = take("rows without tokens", s.allowed ? s.rows : 0);
   const bool needs_z = s.forward || s.backward();
   l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
   if (s.needs_target_sweep()) {
@@ -80,6 +81,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   }
   l.states = take("states of slices",
                   s.forward && !s.needs_target_sweep() ? kSlices * s.rows * static_cast<std::int64_t>(sizeof(RowState)) : 0);
+  l.weights = take("weights of slices", s.allowed && s.forward && !s.needs_target_sweep() ? kSlices * s.rows * 8 : 0);
   if (s.backward()) {
     l.gradients = take("row gradients", s.needs_target_sweep() ? 0 : s.rows * static_cast<std::int64_t>(sizeof(RowGradient)));
     const std::int64_t chunk = head_chunk(s);
@@ -101,7 +103,8 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
       l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);
     }
   }
-  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64 + operand_floats(s.softcap, s.tile) * kFloat;
+  l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64 + side_by_side_floats(s) * kFloat +
+                    operand_floats(s.softcap, s.tile) * kFloat;
   l.scratch = take("scratch of threads", l.scratch_bytes * s.threads);
   return l;
 }

@@ -12,6 +12,7 @@ void LinearWalk::logits(std::int64_t begin, std::int64_t end, float* z) {
   const std::int64_t tile = shape().tile, stride = shape().z_stride();
   parallel(ceil_div(shape().columns, tile), [&](std::int64_t slot, std::int64_t task) {
     const std::int64_t column = task * tile, columns = std::min(tile, shape().columns - column);
+    if (!has_z(begin, end, column, columns)) return;
     float* const head = scratch(slot);
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, head);
     const float* const bias =
@@ -66,7 +67,7 @@ class LinearWalk::RowsAtHand final : public RowVisitor {
       : walk_(walk), all_(all), chunk_(chunk), begin_(begin), dz_(dz) {}
 
   void ignored(std::int64_t) override {}
-  void swept(std::int64_t, const RowState&) override {}
+  void swept(std::int64_t, const RowState&, const RowClasses&) override {}
   std::optional<TargetStats> known(std::int64_t r) const override { return all_.known(row(r)); }
   RowResult before_target_sweep(std::int64_t r, const TargetStats& stats) const override {
     return all_.before_target_sweep(row(r), stats);
@@ -102,6 +103,8 @@ LinearJob LinearWalk::teacher_job() const {
   teacher.bias = job_.teacher_bias;
   teacher.transform = job_.target.transform;
   teacher.label_columns = job_.label_columns;
+  teacher.allowed = job_.allowed;
+  teacher.layout.empty = job_.layout.empty;
   teacher.workspace = job_.workspace;
   return teacher;
 }
@@ -119,6 +122,7 @@ SweepJob LinearWalk::sweep_job() const {
   sweeps.transform = job_.transform;
   sweeps.sums = job_.sums;
   sweeps.class_weights = job_.class_weights;
+  sweeps.allowed = job_.allowed;
   sweeps.label_columns = piece<std::int64_t>(job_.layout.some_label_columns);
   sweeps.target = job_.target;
   if (job_.target.kind == TargetKind::kLogits) {
@@ -152,6 +156,7 @@ void LinearWalk::run_some_rows(RowVisitor& visitor) {
       if (has_teacher_head) teacher.logits(first, last, teacher_z);
       for (std::int64_t u = first; u < last; ++u) label_columns[u - first] = job_.label_columns[rows_[u]];
       sweeps.rows = last - first;
+      sweeps.allowed.rows = rows_ + first;
       if (!has_teacher_head) sweeps.target.rows = rows_ + first;
       RowsAtHand rows(*this, visitor, begin, first, z);
       run_sweeps(sweeps, rows, executor_);

@@ -21,7 +21,12 @@ struct LinearWalk::TileAtHand {
   RunningRow* running = nullptr;
   std::int64_t first = 0, column = 0, columns = 0, slice = 0;
   double weight_before = 0, weight = 0;
+  float* scratch = nullptr;
 
+  static void leave_out(void* data, std::int64_t row, float* z) noexcept {
+    const TileAtHand& t = *static_cast<const TileAtHand*>(data);
+    t.walk->leave_out(t.first + row, t.column, t.columns, z);
+  }
   static std::uint16_t* keep(void* data, std::int64_t row, float max) noexcept {
     const TileAtHand& t = *static_cast<const TileAtHand*>(data);
     t.walk->kept_max(t.first + row, t.column) = max;
@@ -46,13 +51,9 @@ struct LinearWalk::TileAtHand {
   }
 
  private:
-  RowState state(std::int64_t row, const float* z) const {
-    constexpr float* kNoOperands = nullptr;  // there is no softcap
-    return walk->tile_state(first + row, column, columns, z, kNoOperands);
-  }
+  RowState state(std::int64_t row, const float* z) const { return walk->tile_state(first + row, column, columns, z, scratch); }
   void add(std::int64_t row, const RowState& state) const {
-    RowState& all = walk->states_[(first + row) * kSlices + slice];
-    all = merge(all, weight_before, state, weight);
+    walk->add_to_slice(first + row, slice, column, columns, state, weight_before, weight);
   }
   void keep_floats(std::int64_t row, const float* z) const {
     const std::int64_t u = first + row;
@@ -75,6 +76,7 @@ SoftmaxRows LinearWalk::softmax_of(float* scratch, std::int64_t first, std::int6
   job.reference_unit = t.exact_exponent_scale / static_cast<double>(t.exponent_scale);
   job.steps_per_unit = steps_per_unit_;
   job.odd = &TileAtHand::add_odd;
+  if (job_.allowed) job.leave_out = &TileAtHand::leave_out;
   const bool keeps_floats = !has_words_ && (kept_in_dhead_.rows > 0 || kept_columns_ > 0);
   if (job_.sums != kNoSums || keeps_floats) job.also = &TileAtHand::also;
   for (std::int64_t u = first; u < last; ++u) {
@@ -87,13 +89,17 @@ SoftmaxRows LinearWalk::softmax_of(float* scratch, std::int64_t first, std::int6
 // A slice of the vocabulary for a group of rows: those whose words dhead holds first, then the others.
 void LinearWalk::forward_tiles_task(float* scratch, std::int64_t first, std::int64_t last, std::int64_t slice) const {
   const SoftmaxRows all = softmax_of(scratch, first, last);
-  TileAtHand at{.walk = this, .slice = slice};
+  TileAtHand at{.walk = this, .slice = slice, .scratch = scratch};
   const std::int64_t slice_end = std::min(shape().columns, (slice + 1) * slice_columns_);
   const std::int64_t in_dhead = std::clamp(first_row_ + kept_in_dhead_.rows, first, last);
   for (at.column = slice * slice_columns_; at.column < slice_end; at.column += shape().tile) {
     at.columns = std::min(shape().tile, slice_end - at.column);
     at.weight_before += at.weight;
     at.weight = weight_of(at.column, at.columns);
+    if (!has_z(first, last, at.column, at.columns)) {
+      skip(first, last, at.column);
+      continue;
+    }
     matmul().pack_b(job_.head, at.column, at.columns, 0, shape().width, shape().compute, scratch);
     for (const auto& [begin, end] : {std::pair{first, in_dhead}, std::pair{in_dhead, last}}) {
       if (begin == end) continue;

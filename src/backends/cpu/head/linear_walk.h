@@ -49,6 +49,9 @@ class LinearWalk {
     return scratch + job_.layout.scratch_bytes / 4 - operand_floats(shape().softcap, shape().tile);
   }
 
+  // The same for what of a row's tile is allowed.
+  float* side_by_side(float* scratch) const { return operands(scratch) - side_by_side_floats(shape()); }
+
   // task(slot, i) for i in [0, count) on all threads.
   template <class F>
   void parallel(std::int64_t count, F&& task) {
@@ -102,8 +105,26 @@ class LinearWalk {
   const float* tile_of_bias(std::int64_t column, std::int64_t columns, float* to) const;
   void multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns, float* z,
                   std::int64_t z_stride) const;
-  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* operands) const;
+  RowState tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* scratch) const;
   double weight_of(std::int64_t column, std::int64_t columns) const;
+  void add_to_slice(std::int64_t u, std::int64_t slice, std::int64_t column, std::int64_t columns, const RowState& tile,
+                    double weight_before, double weight) const;
+
+  // With `allowed`.
+  AllowedSet allowed(std::int64_t u, std::int64_t column, std::int64_t columns) const {
+    return job_.allowed(rows_[u], column, columns);
+  }
+  const float* weights_from(std::int64_t column) const {
+    return job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
+  }
+  // Whether one of the rows has something in these columns: a logit; or a gradient, as a row without any has, of NaN.
+  bool has_z(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const;
+  bool has_dz(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const;
+  void leave_out(std::int64_t u, std::int64_t column, std::int64_t columns, float* z) const;
+  void skip(std::int64_t first, std::int64_t last, std::int64_t column) const;
+  void zero_dhead(std::int64_t begin, std::int64_t column, std::int64_t columns) const;
+  bool skips_dhidden(std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
+                     std::int64_t chunk_columns, Store& how) const;
   void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
   void merge_slices(std::int64_t u) const;
 
@@ -129,9 +150,9 @@ class LinearWalk {
   void pack_dz(const DzChunk& c, const DzBlock& b, const float* dz) const;
   bool words_to_dz(std::int64_t u, float max, float& factor, float& exponent) const;
   void put_dz(const GradientTiles& g, std::int64_t row, std::int64_t column, float dz) const;
-  void dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words) const;
+  void dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std::uint16_t* words, float* scratch) const;
   void dz_from_kept(const DzChunk& c, const DzBlock& b, float* dz) const;
-  void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* operands) const;
+  void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* scratch) const;
   void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
   void multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width, bool adds,
                       Store alone, float* to, std::int64_t stride) const;
@@ -144,7 +165,7 @@ class LinearWalk {
   void* kept_dz(std::int64_t row, std::int64_t column) const;
   void load_dz(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const;
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
-  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* operands) const;
+  void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* scratch) const;
   bool packs_by_classes() const { return job_.head.k_stride == 1; }
   void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(std::int64_t begin, std::int64_t end);
@@ -168,6 +189,8 @@ class LinearWalk {
   std::int64_t* rows_;
   float* packed_hidden_;
   RowState* states_;
+  double* weights_;      // with `allowed`
+  std::uint8_t* empty_;  // so
   RowGradient* gradients_;
 };
 

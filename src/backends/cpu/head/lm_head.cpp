@@ -14,6 +14,8 @@ LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
       rows_(piece<std::int64_t>(job.layout.used_rows)),
       packed_hidden_(piece<float>(job.layout.packed_hidden)),
       states_(piece<RowState>(job.layout.states)),
+      weights_(piece<double>(job.layout.weights)),
+      empty_(piece<std::uint8_t>(job.layout.empty)),
       gradients_(piece<RowGradient>(job.layout.gradients)) {
   // Beyond these scales a step leaves float's range; nothing is kept then, and nothing rounded.
   const bool is_extreme = !(job.transform.scale > 0x1p-64F && job.transform.scale < 0x1p64F);
@@ -26,6 +28,7 @@ LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
   for (std::int64_t i = 0; i < shape().rows; ++i) {
     if (job.label_columns[i] != kIgnoredRow) rows_[used_++] = i;
   }
+  for (std::int64_t u = 0; job.allowed && u < used_; ++u) empty_[u] = allowed(u, 0, shape().columns).has_any() ? 0 : 1;
 }
 
 // Columns [h, h + columns) of hidden's rows in use [u, u + rows), as rows 0 on of a matrix. Rows that are not in use are left
@@ -76,8 +79,7 @@ void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u
   }
 }
 
-RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z,
-                                float* operands) const {
+RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* scratch) const {
   ForwardRow f;
   f.x = z;
   f.columns = columns;
@@ -85,12 +87,62 @@ RowState LinearWalk::tile_state(std::int64_t u, std::int64_t column, std::int64_
   f.label_column = target >= 0 && target < columns ? target : -1;
   f.vocab_block = shape().tile;
   f.transform = job_.transform;
-  f.operands = operands;
+  f.operands = operands(scratch);
   f.sums = job_.sums;
-  f.class_weights = job_.class_weights == nullptr ? nullptr : job_.class_weights + column;
-  job_.kernels->run[kStorageFloat32](&f, nullptr);
+  f.class_weights = weights_from(column);
+  if (job_.allowed && !allowed(u, column, columns).is_full()) {
+    const AllowedSet set = allowed(u, column, columns);
+    float *const beside = side_by_side(scratch), *const weights = beside + shape().tile;
+    f.x = beside;
+    f.columns = set.gather(sizeof(float), z, beside);
+    if (f.columns == 0) return {};
+    if (f.label_column >= 0) f.label_column = set.rank(f.label_column);
+    if (f.class_weights != nullptr) {
+      set.gather(sizeof(float), f.class_weights, weights);
+      f.class_weights = weights;
+    }
+    job_.kernels->run[kStorageFloat32](&f, nullptr);
+    if (f.state.argmax >= 0) f.state.argmax = set.select(f.state.argmax);
+  } else {
+    job_.kernels->run[kStorageFloat32](&f, nullptr);
+  }
   if (f.state.argmax >= 0) f.state.argmax += column;
   return f.state;
+}
+
+// A tile's state to its slice's, whose columns before this tile have the weight `weight_before`; with `allowed` each row its own.
+void LinearWalk::add_to_slice(std::int64_t u, std::int64_t slice, std::int64_t column, std::int64_t columns, const RowState& tile,
+                              double weight_before, double weight) const {
+  RowState& state = states_[u * kSlices + slice];
+  if (!job_.allowed) {
+    state = merge(state, weight_before, tile, weight);
+    return;
+  }
+  double& before = weights_[u * kSlices + slice];
+  const bool is_weighted = (job_.sums & kSmoothingSum) != 0;
+  const double here = is_weighted ? allowed(u, column, columns).classes(weights_from(column)).weight : 0;
+  state = merge(state, before, tile, here);
+  before += here;
+}
+
+bool LinearWalk::has_z(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const {
+  if (!job_.allowed) return true;
+  for (std::int64_t u = first; u < last; ++u) {
+    if (allowed(u, column, columns).has_any()) return true;
+  }
+  return false;
+}
+
+// z of the columns that are not allowed, where -inf is nothing: without a softcap.
+void LinearWalk::leave_out(std::int64_t u, std::int64_t column, std::int64_t columns, float* z) const {
+  if (job_.allowed) allowed(u, column, columns).for_each(false, [&](std::int64_t j) { z[j] = -kInfinity; });
+}
+
+// Of rows that have nothing in a tile.
+void LinearWalk::skip(std::int64_t first, std::int64_t last, std::int64_t column) const {
+  for (std::int64_t u = first; has_words_ && u < last; ++u) {
+    if (is_kept(u, column)) kept_max(u, column) = -kInfinity;
+  }
 }
 
 // Of the smoothing sum: the sum of c_j over the columns.
@@ -106,27 +158,38 @@ double LinearWalk::weight_of(std::int64_t column, std::int64_t columns) const {
 void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const {
   const std::int64_t slice = task % kSlices, group = forward_group(shape(), matmul()), rows_at_once = row_tile(matmul());
   const std::int64_t first = begin + task / kSlices * group, last = std::min(end, first + group);
-  for (std::int64_t u = first; u < last; ++u) states_[u * kSlices + slice] = RowState{};
+  for (std::int64_t u = first; u < last; ++u) {
+    states_[u * kSlices + slice] = RowState{};
+    if (job_.allowed) weights_[u * kSlices + slice] = 0;
+  }
   if (has_softmax_beside()) return forward_tiles_task(scratch, first, last, slice);
   const std::int64_t slice_end = std::min(shape().columns, (slice + 1) * slice_columns_);
   float* z_tile = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
   double weight_before = 0;
   for (std::int64_t column = slice * slice_columns_; column < slice_end; column += shape().tile) {
     const std::int64_t columns = std::min(shape().tile, slice_end - column);
+    if (!has_z(first, last, column, columns)) {
+      skip(first, last, column);
+      continue;
+    }
     matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
     const float* bias = tile_of_bias(column, columns, z_tile + rows_at_once * shape().tile);
     const double weight = weight_of(column, columns);
     for (std::int64_t u = first; u < last; u += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, last - u);
+      if (!has_z(u, u + rows, column, columns)) {
+        skip(u, u + rows, column);
+        continue;
+      }
       const bool keeps = is_kept(u, column), keeps_floats = keeps && !has_words_;
       float* z = keeps_floats ? kept_row<float>(u, column) : z_tile;
       const std::int64_t stride = keeps_floats ? kept_stride(u) : shape().tile;
       multiply_z(scratch, bias, u, rows, columns, z, stride);
       for (std::int64_t r = 0; r < rows; ++r) {
-        RowState& state = states_[(u + r) * kSlices + slice];
         float* row = z + r * stride;
-        state = merge(state, weight_before, tile_state(u + r, column, columns, row, operands(scratch)), weight);
+        add_to_slice(u + r, slice, column, columns, tile_state(u + r, column, columns, row, scratch), weight_before, weight);
         if (keeps && has_words_) {
+          leave_out(u + r, column, columns, row);
           kept_max(u + r, column) = to_words(row, columns, kept_row<std::uint16_t>(u + r, column));
         }
       }
@@ -141,7 +204,7 @@ void LinearWalk::merge_slices(std::int64_t u) const {
   for (std::int64_t s = 0; s < kSlices; ++s) {
     const std::int64_t column = s * slice_columns_, columns = std::min(slice_columns_, shape().columns - column);
     if (columns <= 0) break;
-    const double weight = weight_of(column, columns);
+    const double weight = job_.allowed ? weights_[u * kSlices + s] : weight_of(column, columns);
     if (s > 0) slices[0] = merge(slices[0], weight_before, slices[s], weight);
     weight_before += weight;
   }
@@ -169,11 +232,13 @@ void LinearWalk::run(RowVisitor& visitor) {
     for (std::int64_t u = begin; u < end; ++u) {
       const std::int64_t i = rows_[u];
       std::optional<TargetStats> stats = visitor.known(i);
+      const RowClasses classes = job_.allowed ? allowed(u, 0, shape().columns).classes(job_.class_weights) : RowClasses();
       if (!stats) {
         const RowState& state = states_[u * kSlices];
-        visitor.swept(i, state);
+        visitor.swept(i, state, classes);
         stats = make_row_stats(state);
       }
+      if (stats->classes.count < 0) set_classes(*stats, classes);
       const RowResult result = visitor.visit(i, *stats);
       if (job_.wants_gradients) gradients_[u] = {*stats, result.coefficients};
     }

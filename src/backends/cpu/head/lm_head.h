@@ -15,6 +15,10 @@
 // There is room in dhead itself: until a tile's rows of it are written, their memory holds the tile's z of the first rows in use,
 // H of them in 16 bits where dhead is in 16 bits, 2 H where it is in float32.
 //
+// Where of each row some columns alone are allowed, its z of a tile are put side by side for the row kernels, as whole rows are
+// (sweep/allowed_rows.h). Products of which no row needs a column are not made, in the forward nor in the backward; those of
+// dhidden go by chunks.
+//
 // Of a target that is not labels (linear_some_rows.cpp) a row's columns are needed side by side. So rows in use are taken some at
 // a time: their logits in float32, and those of a teacher with a head of its own; the sweeps of sweep/driver.h, whose gradient
 // goes over the logits and from there, as the products see it, to where it waits; and once it is there for a whole row chunk, the
@@ -66,6 +70,7 @@ struct LinearShape {
   bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
   bool bias = false;
   bool softcap = false;
+  bool allowed = false;  // of each row some columns alone
   int threads = 1;
 
   std::int64_t tile = 256;     // columns of a product's block
@@ -102,7 +107,9 @@ struct LinearLayout {
   std::int64_t used_rows = 0;      // int64 [N]
   std::int64_t packed_hidden = 0;  // for z
   std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
+  std::int64_t empty = 0;          // with `allowed`: uint8 [N], rows in use without any column
   std::int64_t states = 0;         // RowState [slices, N]
+  std::int64_t weights = 0;        // with `allowed`: double [slices, N], the sums of class weights that a state has seen
   std::int64_t gradients = 0;      // RowGradient [N]
   std::int64_t kept = 0;           // z of the rows that dhead does not hold: float or 16-bit words [tiles kept, rows, tile]
   std::int64_t kept_max = 0;       // with words: float [tiles kept, rows], the tiles' maxima; a part of that buffer
@@ -137,6 +144,7 @@ struct LinearJob {
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;         // of column 0; null: 1
   const std::int64_t* label_columns = nullptr;  // [rows]
+  AllowedSets allowed;
   TargetInput target;
   Operand teacher_hidden, teacher_head, teacher_bias;  // of TargetKind::kLogits
   bool sweeps_forward = false;

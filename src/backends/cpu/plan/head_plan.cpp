@@ -123,6 +123,7 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
   s.bias = present(p.args.bias);
   s.softcap = p.logit.softcap > 0;
+  s.allowed = present(p.args.allowed);
   s.threads = plan.cpu.threads;
   s.tile = plan.cpu.vocab_block;
   const bool cuts_rows = plan.cpu.schedule == TILELOSS_SCHEDULE_STASH, keeps = cuts_rows && !p.loss->needs_target_sweep();

@@ -85,7 +85,14 @@ std::int64_t default_vocab_block(const Problem& p, tileloss_isa isa) {
 }
 
 ScratchShape scratch_shape(const Problem& p, tileloss_schedule schedule, std::int64_t vocab_block) {
-  return {p.loss->target(), schedule == TILELOSS_SCHEDULE_STASH, p.columns, vocab_block, has_softcap(p), p.args.teacher_ids.cols};
+  ScratchShape s = {p.loss->target(),       schedule == TILELOSS_SCHEDULE_STASH, p.columns, vocab_block, has_softcap(p),
+                    p.args.teacher_ids.cols};
+  s.has_allowed = present(p.args.allowed);
+  s.has_class_weights = present(p.args.class_weights);
+  s.element_bytes = element_bytes(p.storage);
+  if (s.target == TargetKind::kLogits) s.target_bytes = s.element_bytes;
+  if (s.target == TargetKind::kProbabilities) s.target_bytes = element_bytes(p.args.target_probs.dtype);
+  return s;
 }
 
 bool keeps_states(const Problem& p, const tileloss_plan& plan) {
@@ -182,7 +189,6 @@ StorageType storage_type(tileloss_dtype dtype) {
 }
 
 Status make_plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* executor, tileloss_plan* out) {
-  if (present(p.args.allowed)) return {TILELOSS_UNSUPPORTED, "allowed: expected none on the CPU, got a matrix"};
   if (Status s = check_hints(hints.cpu); !s.ok()) return s;
   if (p.loss->needs_target_sweep() && hints.cpu.schedule != TILELOSS_SCHEDULE_AUTO &&
       hints.cpu.schedule != TILELOSS_SCHEDULE_STASH) {

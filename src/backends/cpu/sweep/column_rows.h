@@ -38,9 +38,7 @@ class ColumnRows : public RowWorker {
     if (!is_capped()) std::memcpy(copy_, x, static_cast<std::size_t>(job_.columns * kElementBytes[job_.storage]));
     std::int64_t count = 0;
     for (std::int64_t k = 0; k < known.count; ++k) {
-      const std::int64_t at = row * known.ids_row_stride + k * known.ids_stride;
-      const std::int64_t id =
-          known.is_int64 ? static_cast<const std::int64_t*>(known.ids)[at] : static_cast<const std::int32_t*>(known.ids)[at];
+      const std::int64_t id = known.id(row, k);
       if (id < 0) continue;
       const float logit = load_element(job_.storage, x, id);
       KnownColumn& c = scratch_.known[count++];
@@ -48,8 +46,7 @@ class ColumnRows : public RowWorker {
       c.column = id;
       c.z = job_.transform.exact_value(logit);
       c.derivative = job_.transform.derivative(logit);
-      c.log_q = load_element(known.logprobs.storage, known.logprobs.data,
-                             row * known.logprobs.row_stride + k * known.logprobs.k_stride);
+      c.log_q = known.log_q(row, k);
       if (!is_capped()) store_element(job_.storage, copy_, id, -kInfinity);
     }
     known_ = {scratch_.known, count};

@@ -1,5 +1,6 @@
 #include "backends/cpu/sweep/driver.h"
 
+#include "backends/cpu/sweep/allowed_rows.h"
 #include "backends/cpu/sweep/column_rows.h"
 #include "backends/cpu/sweep/label_rows.h"
 #include "backends/cpu/sweep/logits_rows.h"
@@ -11,13 +12,13 @@ namespace {
 template <class Worker>
 void walk(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
   walk_row_blocks(executor, job.threads, job.rows, job.row_block, [&](std::int64_t slot) {
-    return Worker(job, visitor, SweepScratch(job.scratch + slot * job.shape.bytes(), job.shape));
+    return AllowedRows<Worker>(job, visitor, job.scratch + slot * job.shape.bytes());
   });
 }
 
 }  // namespace
 
-std::int64_t ScratchShape::bytes() const { return SweepScratch::bytes(*this); }
+std::int64_t ScratchShape::bytes() const { return SweepScratch::bytes(*this) + AllowedScratch::bytes(*this); }
 
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
   switch (job.target.kind) {

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "backends/cpu/simd/storage_access.h"
+#include "backends/cpu/sweep/allowed_set.h"
 #include "backends/cpu/sweep/row_kernel.h"
 #include "backends/cpu/sweep/row_visitor.h"
 
@@ -21,6 +23,14 @@ struct ColumnInput {
   std::int64_t ids_row_stride = 0, ids_stride = 0;
   Operand logprobs;  // rows: rows
   std::int64_t count = 0;
+
+  std::int64_t id(std::int64_t row, std::int64_t k) const {
+    const std::int64_t at = row * ids_row_stride + k * ids_stride;
+    return is_int64 ? static_cast<const std::int64_t*>(ids)[at] : static_cast<const std::int32_t*>(ids)[at];
+  }
+  float log_q(std::int64_t row, std::int64_t k) const {
+    return load_element(logprobs.storage, logprobs.data, row * logprobs.row_stride + k * logprobs.k_stride);
+  }
 };
 
 // What rows are compared with, besides their labels.
@@ -33,6 +43,7 @@ struct TargetInput {
   StorageType storage = kStorageFloat32;
   LogitTransform transform;            // of kLogits
   std::int64_t classes = 0;            // of kProbabilities: that label smoothing is over
+  double outside = 0;                  // of kProbabilities: the weight of classes that are not allowed
   ColumnInput columns;                 // of kColumns
   const std::int64_t* rows = nullptr;  // those of the probabilities or columns that belong to the job's; null: the same
 };
@@ -44,6 +55,9 @@ struct ScratchShape {
   std::int64_t columns = 0, vocab_block = 0;
   bool has_softcap = false;  // of the rows or the teacher's
   std::int64_t known_columns = 0;
+  // For rows of which some columns alone are allowed: elements of the rows and of what they are compared with.
+  bool has_allowed = false, has_class_weights = false;
+  std::int64_t element_bytes = 4, target_bytes = 0;
 
   std::int64_t bytes() const;  // a multiple of 64
 };
@@ -63,6 +77,7 @@ struct SweepJob {
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;         // of column 0; null: 1
   const std::int64_t* label_columns = nullptr;  // [rows], or kIgnoredRow or kLabelElsewhere
+  AllowedSets allowed;
   TargetInput target;
   int threads = 1;
   std::int64_t row_block = 1;

@@ -24,7 +24,7 @@ class LabelRows : public RowWorker {
     } else {
       job_.kernels->run[job_.storage](&forward, nullptr);
     }
-    visitor_.swept(i, forward.state);
+    visitor_.swept(i, forward.state, {});
     set_pending(i, make_row_stats(forward.state));
     if (wants_gradient() && !job_.shape.has_stash) finish_pending(nullptr);
   }

@@ -34,7 +34,8 @@ class LogitsRows : public RowWorker {
       row.divergence.shift_for(probability(x, own.argmax, job_.transform, own),
                                probability(teacher, own.argmax, target_.transform, other));
     }
-    const bool is_certain = is_finite && job_.columns == 1 && !known;  // p = q = 1, whatever exp rounds
+    const bool is_certain =
+        is_finite && job_.columns == 1 && job_.label_columns[i] >= 0 && !known;  // p = q = 1, whatever exp rounds
     RowResult result;
     double slope = 0;
     const RowSide apart = label_side(x, stats.label);

@@ -19,6 +19,8 @@ class ProbabilityRows : public RowWorker {
     if (is_done(i)) return;
     const std::byte* const x = logits(i);
     const std::optional<TargetStats> known = visitor_.known(i);
+    const double classes = known && known->classes.count >= 0 ? known->classes.count : static_cast<double>(target_.classes);
+    added_ = target_.options.label_smoothing / classes;
     const std::int64_t heaviest = weigh(i);
     const bool has_column = known || job_.label_columns[i] >= 0;
     const std::int64_t column = has_column ? job_.label_columns[i] : heaviest;
@@ -31,6 +33,9 @@ class ProbabilityRows : public RowWorker {
       if (column >= 0) weigh_block(i, column / kTargetBlock * kTargetBlock, column);
       kernels().add_probabilities(row);
       if (column >= 0) add_column(probability_term(weight_of(i, column), stats.logp), row.sums);
+      const TargetSums others = sums_outside(target_.outside);
+      row.sums.divergence += others.divergence;
+      row.sums.mean += others.mean;
       is_finite = std::isfinite(row.sums.mean);
     }
     if (!is_finite) row.sums.divergence = kNan;
@@ -47,9 +52,8 @@ class ProbabilityRows : public RowWorker {
   }
 
  private:
-  // (1 - s) q + s / classes, by the class's weight.
+  // kept() q + added_ is (1 - s) q + s / classes, by the class's weight.
   double kept() const { return 1 - target_.options.label_smoothing; }
-  double added() const { return target_.options.label_smoothing / static_cast<double>(target_.classes); }
 
   // Returns the heaviest class.
   std::int64_t weigh(std::int64_t i) const {
@@ -72,7 +76,7 @@ class ProbabilityRows : public RowWorker {
     const bool is_other = target_.storage != job_.storage;
     for (std::int64_t j = 0; is_other && j < n; ++j) q[j] = load_element(target_.storage, probs, start + j);
     return kernels().weigh(is_other ? nullptr : probs + start * kElementBytes[job_.storage], n, left_out - start,
-                           static_cast<float>(kept()), static_cast<float>(added()),
+                           static_cast<float>(kept()), static_cast<float>(added_),
                            job_.class_weights == nullptr ? nullptr : job_.class_weights + start, q);
   }
   static void add_column(const DivergenceTerm<double>& column, TargetSums& sums) {
@@ -82,7 +86,7 @@ class ProbabilityRows : public RowWorker {
   double weight_of(std::int64_t i, std::int64_t column) const {
     const double q = load_element(target_.storage, target_row(i), column);
     const double weight = job_.class_weights == nullptr ? 1 : job_.class_weights[column];
-    return weight * (kept() * q + added());
+    return weight * (kept() * q + added_);
   }
 
   // The column that is left out has no exp in the stash.
@@ -99,6 +103,8 @@ class ProbabilityRows : public RowWorker {
     const double dz = form * probability_slope(weight, stats.p, stats.one_minus_p, row.sums.mean);
     store_element(job_.storage, row.dx, label, static_cast<float>(dz * slope));
   }
+
+  double added_ = 0;  // s / classes, of the row
 };
 
 }  // namespace tileloss::impl::cpu

@@ -17,8 +17,8 @@ class RowVisitor {
   virtual void ignored(std::int64_t row) = 0;
   // What earlier sweeps have found of the row, those over the vocabulary's other shards included; none: this sweep finds it.
   virtual std::optional<TargetStats> known(std::int64_t row) const = 0;
-  // The state that a forward sweep has found of a row compared with its label.
-  virtual void swept(std::int64_t row, const RowState& state) = 0;
+  // The state that a forward sweep has found of a row compared with its label, and over which classes.
+  virtual void swept(std::int64_t row, const RowState& state, const RowClasses& classes) = 0;
   // The row stage before the target sweep, for its coefficients; writes nothing.
   virtual RowResult before_target_sweep(std::int64_t row, const TargetStats& stats) const = 0;
   // The row stage, and the outputs, once.

@@ -94,7 +94,7 @@ class RowWorker {
     for (std::int64_t j = 0; j < job_.columns; ++j) store_element(job_.storage, dlogits(i), j, kNan);
   }
   // The gradient's first columns are there, the others are 0.
-  void finish(std::int64_t i, std::int64_t columns) {
+  void finish(std::int64_t i, std::int64_t columns) const {
     clear(i, columns);
     visitor_.finished(i);
   }
