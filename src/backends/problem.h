@@ -52,6 +52,11 @@ struct Problem {
   bool is_multiple_of_p = false;  // the row stage's gradient
   std::int64_t stage_bytes = 0;   // the row stage's scratch
 
+  // Whether how many classes a row has is to be found: they are some of the columns, or the row state says how many they are.
+  bool has_classes() const {
+    return total_columns > 0 && (present(args.allowed) || (needs_forward && row_state.allowed_count != nullptr));
+  }
+
   // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
   bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
 };

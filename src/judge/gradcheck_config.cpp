@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "judge/functions.h"
+#include "judge/inputs/allowed.h"
 #include "judge/oracles/row_outputs.h"
 #include "support/format.h"
 #include "support/printable.h"
@@ -30,6 +31,7 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
     }
     out.labels_name = source.text("labels", out.labels_name);
     if (config.takes_mask()) out.mask_name = source.text("mask", "");
+    config.allowed.name = source.text("allowed", "");
   } else {
     const auto names = config.is_linear() ? std::span(kLinearDistributions) : distribution_names();
     out.distribution = source.choice("distribution", out.distribution, {names.begin(), names.end()});
@@ -157,6 +159,7 @@ GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string&
   read_source(reader.section("source"), config);
   read_shape(reader, config);
   read_mask(reader, config);
+  read_allowed(reader, config);
   read_linear(reader, config);
   if (config.checked->inputs->read_keys != nullptr) config.checked->inputs->read_keys(reader, config);
   config.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));

@@ -48,6 +48,7 @@ class Tracer {
 
   void trace_forward(const OracleRow& row) {
     const OracleValues& expected = row.values();
+    if (!row.given().allowed.empty()) show("allowed_columns", std::nullopt, static_cast<double>(expected.softmax->classes()));
     add_state(expected);
     add_statistics(expected_outputs(expected, view_.outputs), expected.magnitudes, config_.has_divergence());
     add_probability(expected);
@@ -248,7 +249,8 @@ class Tracer {
   // `reference` null: the row is ignored.
   void add_column(const CheckedGradient& gradient, size_t which, const char* name, int64_t column,
                   const RowReference* reference) {
-    const bool is_zero = reference == nullptr || column >= inputs_.valid;
+    const bool is_zero = reference == nullptr || column >= inputs_.valid ||
+                         (!reference->allowed.empty() && reference->allowed[index(column)] == 0);
     const double kernel = oracle::decode_at(gradient.dlogits_format, view_.dlogits[which], column);
     const double oracle = is_zero ? 0 : reference->gradient[index(column)];
     show(gradient.name + "dlogits/" + name, kernel, oracle);

@@ -125,7 +125,8 @@ void check_options(const DistillationOptions& options) {
 
 // ----------------------------------------------------------------------------------------------------------------- row
 
-void DistillationRow::start(const DistillationOptions& options, std::span<const double> student, std::int64_t label) {
+void DistillationRow::start(const DistillationOptions& options, std::span<const double> student, std::int64_t label,
+                            Allowed allowed) {
   check_options(options);
   const std::span<const double> x = valid_columns(options, student, "student");
   if (x.empty()) throw std::invalid_argument("student: expected at least one column");
@@ -133,8 +134,8 @@ void DistillationRow::start(const DistillationOptions& options, std::span<const 
     throw std::invalid_argument("label: expected one with label_weight > 0, given none");
   columns_ = std::ssize(student);
   label_ = label;
-  student_.compute(options.student, x, has_label() ? label : 0);
-  at_label_temperature_.compute(label_transform(options), x, has_label() ? label : 0);
+  student_.compute(options.student, x, has_label() ? label : 0, allowed);
+  at_label_temperature_.compute(label_transform(options), x, has_label() ? label : 0, allowed);
   divergence_factor_ = options.scale_by_temperature_squared ? options.student.temperature * options.student.temperature : 1.0;
   ids_.clear();
 }
@@ -151,12 +152,12 @@ void DistillationRow::finish(const DistillationOptions& options, double teacher_
 }
 
 void DistillationRow::compute(const DistillationOptions& options, std::span<const double> student,
-                              std::span<const double> teacher, std::int64_t label) {
-  start(options, student, label);
+                              std::span<const double> teacher, std::int64_t label, Allowed allowed) {
+  start(options, student, label, allowed);
   const std::span<const double> x = valid_columns(options, student, "student"), xt = valid_columns(options, teacher, "teacher");
   if (x.size() != xt.size())
     throw std::invalid_argument("teacher: expected " + std::to_string(x.size()) + " columns, given " + std::to_string(xt.size()));
-  teacher_.compute(teacher_transform(options), xt, 0);
+  teacher_.compute(teacher_transform(options), xt, 0, allowed);
   sparse_ = false;
   is_undefined_ = !has_distribution(student_) || !has_distribution(teacher_);
   if (!is_undefined_) {
@@ -176,27 +177,32 @@ void DistillationRow::compute(const DistillationOptions& options, std::span<cons
 
 void DistillationRow::compute_sparse(const DistillationOptions& options, std::span<const double> student,
                                      std::span<const std::int64_t> ids, std::span<const double> log_q, Tail tail,
-                                     std::int64_t label) {
-  start(options, student, label);
+                                     std::int64_t label, Allowed allowed) {
+  start(options, student, label, allowed);
   check_ids(ids, log_q, student_.vocab());
-  ids_.assign(ids.begin(), ids.end());
   sparse_ = true;
   tail_ = tail;
-  std::vector<double> listed_p, listed_q(log_q.begin(), log_q.end());
-  for (const std::int64_t id : ids) listed_p.push_back(log_prob(student_, index(id)));
-  const bool readable = std::none_of(log_q.begin(), log_q.end(), [](double v) { return std::isnan(v) || v == kInfinity; });
+  std::vector<double> listed_p, listed_q;
+  for (std::size_t c = 0; c < ids.size(); ++c) {
+    if (!student_.is_allowed(ids[c])) continue;
+    ids_.push_back(ids[c]);
+    listed_p.push_back(log_prob(student_, index(ids[c])));
+    listed_q.push_back(log_q[c]);
+  }
+  const std::vector<double> known_q = listed_q;  // as given, of the set
+  const bool readable = std::none_of(known_q.begin(), known_q.end(), [](double v) { return std::isnan(v) || v == kInfinity; });
   is_undefined_ = !readable || !has_distribution(student_);
   // The teacher's side also beside a student without a distribution, whose p come to nothing.
   if (tail == Tail::kRenormalise && readable) {
     const double sum_p = log_sum_exp(listed_p), sum_q = log_sum_exp(listed_q);
-    is_undefined_ = is_undefined_ || (!ids.empty() && (sum_p == -kInfinity || sum_q == -kInfinity));
+    is_undefined_ = is_undefined_ || (!ids_.empty() && (sum_p == -kInfinity || sum_q == -kInfinity));
     for (double& value : listed_p) value -= sum_p;
     for (double& value : listed_q) value -= sum_q;
   }
   // A lumped class after the listed ones. If it has no p, a q that is no more than what rounded log q leave of 1 is none.
   if (tail == Tail::kLump && readable) {
     std::vector<bool> listed(student_.exps().size());
-    for (const std::int64_t id : ids) listed[index(id)] = true;
+    for (const std::int64_t id : ids_) listed[index(id)] = true;
     long double others = 0.0L, left = 1.0L;
     for (std::size_t j = 0; j < listed.size(); ++j) {
       if (!listed[j]) others += student_.exps()[j];
@@ -212,13 +218,13 @@ void DistillationRow::compute_sparse(const DistillationOptions& options, std::sp
 
   std::int64_t argmax = -1;
   double largest = -kInfinity;
-  for (std::size_t c = 0; c < ids.size() && readable; ++c) {
-    if (argmax == -1 || log_q[c] > largest || (log_q[c] == largest && ids[c] < argmax)) {
-      argmax = ids[c];
-      largest = log_q[c];
+  for (std::size_t c = 0; c < ids_.size() && readable; ++c) {
+    if (argmax == -1 || known_q[c] > largest || (known_q[c] == largest && ids_[c] < argmax)) {
+      argmax = ids_[c];
+      largest = known_q[c];
     }
   }
-  const bool without_q = tail == Tail::kRenormalise && !ids.empty() && largest == -kInfinity;
+  const bool without_q = tail == Tail::kRenormalise && !ids_.empty() && largest == -kInfinity;
   finish(options, readable && !without_q ? entropy_of(classes_.q, classes_.log_q) : kNan, kNan, argmax);
 }
 
@@ -256,8 +262,9 @@ void DistillationRow::add_divergence_gradient(double factor, std::span<double> d
 
 void DistillationRow::add_cross_entropy_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const {
   for (std::size_t j = 0; j < dz.size(); ++j) {
-    const bool own = static_cast<std::int64_t>(j) == label_;
     const SoftmaxRow& row = at_label_temperature_;
+    if (!row.is_allowed(static_cast<std::int64_t>(j))) continue;
+    const bool own = static_cast<std::int64_t>(j) == label_;
     const double slope = label_ratio() * (own ? -row.one_minus_p_label() : row.p(static_cast<std::int64_t>(j)));
     dz[j] += factor * slope;
     magnitude[j] += std::fabs(factor * slope);
@@ -320,6 +327,8 @@ void Distillation::row_gradient(std::int64_t row, const DistillationRow& values,
     if (options_.label_weight != 0.0) values.add_cross_entropy_gradient(factor * options_.label_weight, dz, magnitude);
     if (options_.divergence_weight != 0.0) values.add_divergence_gradient(factor * options_.divergence_weight, dz, magnitude);
   }
+  student.clear_outside(dz);
+  student.clear_outside(magnitude);
   for (std::size_t j = 0; j < dz.size(); ++j) {
     const double slope = student.dz_dx(static_cast<std::int64_t>(j));
     out.dlogits[j] = dz[j] * slope;

@@ -18,6 +18,8 @@
 //
 // Special values, of z and zt. Here p_j = 0 is z_j = -inf, and q_j = 0 is zt_j = -inf. Where only an exp is 0 in double, the
 // logarithms are finite, and so is D; terms with that p_j or q_j as a factor are 0.
+//   outside the row's set                 as z_j = zt_j = -inf, whatever either logit is; a sparse teacher's column there is as
+//                                         one that is not listed, of none of the classes. An empty set: a row of -inf
 //   row not in use                        all outputs and the gradient 0; logits may be anything and are not read
 //   any NaN, any +inf, or all -inf        loss, D and the row's gradient NaN, whatever the weights are; that side's entropy NaN,
 //   its lse
@@ -88,10 +90,10 @@ class DistillationRow {
   // `student`, `teacher`: logits [V]; they may differ in length where valid_vocab is given. Throws std::invalid_argument on sizes
   // and labels that do not go together with the options.
   void compute(const DistillationOptions& options, std::span<const double> student, std::span<const double> teacher,
-               std::int64_t label = kNoLabel);
+               std::int64_t label = kNoLabel, Allowed allowed = {});
   // `ids`: distinct valid columns, in any order; log_q as many.
   void compute_sparse(const DistillationOptions& options, std::span<const double> student, std::span<const std::int64_t> ids,
-                      std::span<const double> log_q, Tail tail, std::int64_t label = kNoLabel);
+                      std::span<const double> log_q, Tail tail, std::int64_t label = kNoLabel, Allowed allowed = {});
 
   const DistillationOutputs& outputs() const { return outputs_; }
   bool is_undefined() const { return is_undefined_; }
@@ -108,7 +110,7 @@ class DistillationRow {
   void add_cross_entropy_gradient(double factor, std::span<double> dz, std::span<double> magnitude) const;
 
  private:
-  void start(const DistillationOptions& options, std::span<const double> student, std::int64_t label);
+  void start(const DistillationOptions& options, std::span<const double> student, std::int64_t label, Allowed allowed);
   void finish(const DistillationOptions& options, double teacher_entropy, double teacher_lse, std::int64_t teacher_argmax);
 
   SoftmaxRow student_, teacher_, at_label_temperature_;

@@ -75,6 +75,16 @@ void multiply_by_slope(const SoftmaxRow& row, GradientRow& out) {
 
 }  // namespace
 
+std::vector<std::uint8_t> unpack_allowed(std::span<const std::int32_t> words, std::int64_t columns) {
+  if (std::ssize(words) < (columns + 31) / 32) throw std::invalid_argument("allowed: too few words");
+  std::vector<std::uint8_t> allowed;
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const auto word = static_cast<std::uint32_t>(words[index(j / 32)]);
+    allowed.push_back(static_cast<std::uint8_t>(word >> (j % 32) & 1U));
+  }
+  return allowed;
+}
+
 // ------------------------------------------------------------------------------------------------------------ softmax
 
 void SoftmaxRow::apply_transform(std::span<const double> logits) {
@@ -100,18 +110,44 @@ void SoftmaxRow::apply_transform(std::span<const double> logits) {
   }
 }
 
-void SoftmaxRow::compute(const Transform& transform, std::span<const double> logits, std::int64_t label) {
+void SoftmaxRow::exclude(Allowed allowed) {
+  if (!allowed.empty() && allowed.size() != z_.size()) throw std::invalid_argument("allowed: wrong size");
+  allowed_.assign(allowed.begin(), allowed.end());
+  for (std::size_t j = 0; j < allowed_.size(); ++j) {
+    if (allowed_[j] != 0) continue;
+    z_[j] = -kInfinity;
+    if (!slopes_.empty()) slopes_[j] = 0.0;
+  }
+  classes_ = std::ssize(z_) - std::count(allowed_.begin(), allowed_.end(), 0);
+  if (classes_ > 0) return;
+  allowed_.clear();
+  classes_ = std::ssize(z_);
+}
+
+void SoftmaxRow::clear_outside(std::span<double> values) const {
+  for (std::size_t j = 0; j < allowed_.size(); ++j) {
+    if (allowed_[j] == 0) values[j] = 0.0;
+  }
+}
+
+void SoftmaxRow::compute(const Transform& transform, std::span<const double> logits, std::int64_t label, Allowed allowed) {
   if (label < 0 || index(label) >= logits.size()) throw std::invalid_argument("label out of range: " + std::to_string(label));
   transform_ = transform;
   label_ = label;
   apply_transform(logits);
+  exclude(allowed);
   exps_.resize(z_.size());
   max_ = nan_max(z_);
-  mean_logit_ = block_sum(z_.size(), [&](std::size_t j) { return z_[j]; }) / static_cast<double>(z_.size());
-  argmax_ = std::isnan(max_) ? -1 : std::find(z_.begin(), z_.end(), max_) - z_.begin();
+  const auto in_set = [&](std::size_t j) { return is_allowed(static_cast<std::int64_t>(j)); };
+  mean_logit_ = block_sum(z_.size(), [&](std::size_t j) { return in_set(j) ? z_[j] : 0.0; }) / static_cast<double>(classes_);
+  argmax_ = -1;
+  for (std::size_t j = 0; j < z_.size() && argmax_ < 0; ++j) {
+    if (in_set(j) && z_[j] == max_) argmax_ = static_cast<std::int64_t>(j);
+  }
   if (!std::isfinite(max_)) {
     // A NaN, a +inf, or nothing but -inf: there is no distribution. lse = m keeps its infinity.
     std::fill(exps_.begin(), exps_.end(), kNan);
+    clear_outside(exps_);
     others_ = entropy_sum_ = square_sum_ = kNan;
     log_sum_ = std::isnan(max_) ? kNan : 0.0;
     return;
@@ -166,7 +202,8 @@ RowOutputs SoftmaxRow::outputs() const {
 
 // ----------------------------------------------------------------------------------------------------------- logprobs
 
-// d logp / dz_j = [j = y] - p_j,  d lse / dz_j = p_j,  d H / dz_j = -p_j (log p_j + H),  d mean / dz_j = 1 / V.
+// d logp / dz_j = [j = y] - p_j,  d lse / dz_j = p_j,  d H / dz_j = -p_j (log p_j + H),  d mean / dz_j = 1 / V in
+// the set, whose columns V counts.
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out) {
   const std::span<const double> z = row.logits_z();
   const std::span<const double> exps = row.exps();
@@ -198,7 +235,7 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
       out.magnitude[j] += std::fabs(g_entropy) * p * (entropy_size - log_p);
     }
   }
-  const double g_column = upstream.mean / static_cast<double>(z.size());
+  const double g_column = upstream.mean / static_cast<double>(row.classes());
   if (g_column != 0.0) {
     for (double& g : out.gradient) g += g_column;
     for (double& m : out.magnitude) m += std::fabs(g_column);
@@ -207,6 +244,8 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
   out.dlogp = g_logp;
   // An exp lost to underflow in float32 has log p of about -88 - log S.
   out.scale = linear_magnitude + std::fabs(g_entropy) * (entropy + row.log_sum() + 88.0);
+  row.clear_outside(out.gradient);
+  row.clear_outside(out.magnitude);
   multiply_by_slope(row, out);
 }
 
@@ -221,8 +260,6 @@ CrossEntropy::CrossEntropy(const CrossEntropyOptions& options, std::span<const s
     throw std::invalid_argument("label_smoothing: not with temperature_on logprob");
   const bool per_row = options.reduction == Reduction::kNone && loss_grad.size() == labels.size();
   if (loss_grad.size() > 1 && !per_row) throw std::invalid_argument("loss_grad: wrong size");
-  class_weight_sum_ = block_sum(class_weights.size(), [&](std::size_t j) { return class_weights[j]; });
-  class_weight_size_ = block_sum(class_weights.size(), [&](std::size_t j) { return std::fabs(class_weights[j]); });
   if (options.reduction != Reduction::kMean) return;
 
   long double cross_entropy_weight = 0.0L, z_loss_weight = 0.0L;
@@ -245,6 +282,16 @@ double CrossEntropy::class_weight(std::int64_t column) const {
   return class_weights_.empty() ? 1.0 : class_weights_[index(column)];
 }
 
+CrossEntropy::ClassWeights CrossEntropy::class_weights_of(const SoftmaxRow& softmax) const {
+  const auto sum = [&](auto&& value) {
+    return block_sum(index(softmax.vocab()), [&](std::size_t j) {
+      const auto column = static_cast<std::int64_t>(j);
+      return softmax.is_allowed(column) ? value(class_weight(column)) : 0.0;
+    });
+  };
+  return {sum([](double weight) { return weight; }), sum([](double weight) { return std::fabs(weight); })};
+}
+
 double CrossEntropy::upstream(std::int64_t row) const {
   if (loss_grad_.empty()) return 1.0;
   return loss_grad_.size() == 1 ? loss_grad_[0] : loss_grad_[index(row)];
@@ -261,12 +308,13 @@ RowLoss CrossEntropy::row_loss(std::int64_t row, const SoftmaxRow& softmax) cons
   if (smoothing != 0.0) {
     const std::span<const double> z = softmax.logits_z();
     const double all = block_sum(z.size(), [&](std::size_t j) {
-      return class_weight(static_cast<std::int64_t>(j)) * (softmax.log_sum() + (softmax.max() - z[j]));
+      const auto column = static_cast<std::int64_t>(j);
+      return softmax.is_allowed(column) ? class_weight(column) * (softmax.log_sum() + (softmax.max() - z[j])) : 0.0;
     });
-    const auto columns = static_cast<double>(z.size());
+    const auto columns = static_cast<double>(softmax.classes());
     loss.smoothing = weight * (smoothing / columns * all);
     loss.cross_entropy += loss.smoothing;
-    loss.smoothing_weight = std::fabs(weight) * smoothing / columns * (class_weights_.empty() ? columns : class_weight_size_);
+    loss.smoothing_weight = std::fabs(weight) * smoothing / columns * class_weights_of(softmax).size;
   }
   if (options_.z_loss != 0.0) {
     const double lse = softmax.max() + softmax.log_sum();
@@ -303,12 +351,11 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
 
   // (s/V) sum_k c_k (-log p_k): each -log p_k gives p_j - [j = k]
   if (smoothing != 0.0) {
-    const auto columns = static_cast<double>(exps.size());
-    const double each = smoothing / columns * weight * cross_entropy_factor_;
-    const double total = class_weights_.empty() ? columns : class_weight_sum_;
+    const double each = smoothing / static_cast<double>(softmax.classes()) * weight * cross_entropy_factor_;
+    const double total = class_weights_of(softmax).sum;
     for (std::size_t j = 0; j < exps.size(); ++j) {
       const double p = exps[j] * inverse_sum;
-      const double own = class_weights_.empty() ? 1.0 : class_weights_[j];
+      const double own = class_weight(static_cast<std::int64_t>(j));
       out.gradient[j] += each * (total * p - own);
       out.magnitude[j] += std::fabs(each) * (std::fabs(total) * p + std::fabs(own));
     }
@@ -330,6 +377,8 @@ void CrossEntropy::row_gradient(std::int64_t row, const SoftmaxRow& softmax, Gra
     out.coefficients.prob += dlse;
     out.scale += size;
   }
+  softmax.clear_outside(out.gradient);
+  softmax.clear_outside(out.magnitude);
   multiply_by_slope(softmax, out);
 }
 

@@ -42,27 +42,39 @@ struct Transform {
   double logp_temperature() const { return temperature_on == TemperatureOn::kLogprob ? temperature : 1.0; }
 };
 
+// The columns that a row's softmax runs over: one byte for each valid column, 0 outside the set. Empty: all of them.
+using Allowed = std::span<const std::uint8_t>;
+// As a call stores a set: bit j mod 32 of word j div 32 is column j. Bits from `columns` on are not looked at.
+std::vector<std::uint8_t> unpack_allowed(std::span<const std::int32_t> words, std::int64_t columns);
+
 // A default-constructed RowOutputs is what an ignored row gives.
 struct RowOutputs {
   double logp = 0.0;  // at the label; divided by the temperature with TemperatureOn::kLogprob
   double lse = 0.0;
   double entropy = 0.0;  // nats
   double log_sum_sq_probs = 0.0;
-  double mean_logit = 0.0;   // of z
+  double mean_logit = 0.0;   // of z, over the columns of the set
   std::int64_t argmax = -1;  // lowest index on ties; -1 if the row holds a NaN
   bool correct = false;
 };
 
 // One row's softmax. The buffers are kept from row to row.
+//
+// Outside the set z is -inf, whatever the logit is, a NaN too: p = 0, and every gradient is exactly 0 there, the label's own too.
+// Means and sums over classes run over the set. An empty set: a row of -inf.
 class SoftmaxRow {
  public:
-  // `logits`: the valid columns. 0 <= label < logits.size().
-  void compute(const Transform& transform, std::span<const double> logits, std::int64_t label);
+  // `logits`: the valid columns. 0 <= label < logits.size(), in the set or not.
+  void compute(const Transform& transform, std::span<const double> logits, std::int64_t label, Allowed allowed = {});
 
   RowOutputs outputs() const;
 
   std::int64_t vocab() const { return static_cast<std::int64_t>(exps_.size()); }
   std::int64_t label() const { return label_; }
+  bool is_allowed(std::int64_t column) const { return allowed_.empty() || allowed_[static_cast<std::size_t>(column)] != 0; }
+  Allowed allowed() const { return allowed_; }         // empty: all columns
+  std::int64_t classes() const { return classes_; }    // columns of the set
+  void clear_outside(std::span<double> values) const;  // 0 in the columns outside the set
   const Transform& transform() const { return transform_; }
   double max() const { return max_; }           // m
   double log_sum() const { return log_sum_; }   // log sum exp(z - m): lse = max + log_sum
@@ -80,8 +92,11 @@ class SoftmaxRow {
 
  private:
   void apply_transform(std::span<const double> logits);
+  void exclude(Allowed allowed);
 
   Transform transform_;
+  std::vector<std::uint8_t> allowed_;
+  std::int64_t classes_ = 0;
   std::int64_t label_ = 0;
   std::int64_t argmax_ = -1;
   double max_ = 0.0;
@@ -95,7 +110,7 @@ class SoftmaxRow {
 };
 
 // A row's gradient in four numbers: dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform u_j, where u_j is the
-// class weight, 1 if there are none. Only to be shown: the gradient is not made of them.
+// class weight, 1 if there are none; 0 outside the row's set. Only to be shown: the gradient is not made of them.
 struct RowCoefficients {
   double target = 0.0;
   double prob = 0.0;
@@ -135,7 +150,7 @@ struct CrossEntropyOptions {
 
 // A row's two parts, weighted, before the reduction: mean divides them by different sums.
 struct RowLoss {
-  double cross_entropy = 0.0;  // w [(1-s) c_y (-logp) + (s/V) sum_j c_j (-log p_j)]
+  double cross_entropy = 0.0;  // w [(1-s) c_y (-logp) + (s/V) sum_j c_j (-log p_j)]; V and the sum are of the row's set
   double z_loss = 0.0;         // w zeta lse^2
   double smoothing = 0.0;      // the smoothing's part of cross_entropy
   // How much an error of logp, and of the mean log p_j, weighs in cross_entropy: w (1-s) c_y, and w (s/V) sum_j |c_j|.
@@ -171,13 +186,16 @@ class CrossEntropy {
   double z_loss_factor() const { return z_loss_factor_; }
 
  private:
+  struct ClassWeights {
+    double sum = 0.0, size = 0.0;  // size: of absolute values
+  };
+  ClassWeights class_weights_of(const SoftmaxRow& softmax) const;
+
   CrossEntropyOptions options_;
   std::span<const std::int64_t> labels_;
   std::span<const double> token_weights_, class_weights_, loss_grad_;
   double cross_entropy_factor_ = 1.0;  // 1 / denominator
   double z_loss_factor_ = 1.0;
-  double class_weight_sum_ = 0.0;
-  double class_weight_size_ = 0.0;  // of absolute values
 };
 
 }  // namespace tileloss::oracle

@@ -1,6 +1,7 @@
 #include "roofs/bench_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int64_t kSequenceLength = 256;
 constexpr double kPolicyNoise = 0.1;
+constexpr int64_t kRunColumns = 1024;  // of a set
 // On a device: of a measurement, whose ends the device's clock tells to half a microsecond; and no more than a queue holds.
 constexpr double kMeasuredMs = 20, kMostCalls = 50;
 // The reference takes seconds a call at full size.
@@ -80,6 +82,8 @@ MatricesSpec matrices_spec(const BenchSettings& settings, const Function& functi
           .seed = settings.seed};
 }
 
+int64_t words_of(int64_t columns) { return (columns + 31) / 32; }
+
 int thread_count(const BenchSettings& settings) {
   return settings.kernel.threads > 0 ? static_cast<int>(settings.kernel.threads) : tileloss_default_threads();
 }
@@ -129,6 +133,7 @@ std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Functi
   std::vector<MemoryNeed> needs = matrices_spec(settings, function).needs();
   const auto rows = static_cast<double>(settings.tokens);
   needs.push_back({"labels", rows * sizeof(int64_t)});
+  if (settings.allowed > 0) needs.push_back({"allowed", rows * static_cast<double>(words_of(settings.vocab)) * sizeof(int32_t)});
   const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
   needs.push_back({"row outputs and row state", rows * sizeof(float) * row_arrays});
   if (function.is_policy()) {
@@ -193,6 +198,7 @@ Bench::Bench(const BenchSettings& settings)
   const int64_t valid = function_.get_integer("valid_vocab", -1);
   if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
   labels_ = make_labels(labels, settings.seed, settings.tokens);
+  if (settings.allowed > 0) make_allowed();
   loss_.resize(function_.per_row_loss() ? rows : 1);
   for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_label_logit_})
     values->resize(rows);
@@ -201,6 +207,26 @@ Bench::Bench(const BenchSettings& settings)
     state_entropy_.resize(rows);
     make_policy_inputs();
   }
+}
+
+// The same runs of columns for all rows, evenly spread, as a grammar or an environment's actions have them; a row has words of
+// its own. The labels are among them.
+void Bench::make_allowed() {
+  const int64_t words = words_of(settings_.vocab), vocab = settings_.vocab;
+  const auto count = std::max<int64_t>(std::llround(settings_.allowed * static_cast<double>(vocab)), 1);
+  const int64_t runs = (count + kRunColumns - 1) / kRunColumns;
+  std::vector<int64_t> columns;
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t size = (run + 1) * count / runs - run * count / runs;
+    for (int64_t j = 0; j < size; ++j) columns.push_back(run * vocab / runs + j);
+  }
+  std::vector<int32_t> row(static_cast<size_t>(words));
+  for (const int64_t j : columns) {
+    auto& word = row[static_cast<size_t>(j / 32)];
+    word = static_cast<int32_t>(static_cast<uint32_t>(word) | uint32_t{1} << (j % 32));
+  }
+  for (int64_t i = 0; i < settings_.tokens; ++i) allowed_.insert(allowed_.end(), row.begin(), row.end());
+  for (int64_t& label : labels_) label = columns[static_cast<size_t>(label % count)];
 }
 
 void Bench::make_policy_inputs() {
@@ -225,6 +251,8 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
   tileloss_args_init(&args);
   matrices_->add_to(args, pass != TILELOSS_FORWARD);
   args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
+  if (const int64_t words = words_of(settings_.vocab); !allowed_.empty())
+    args.allowed = tileloss_make_matrix(allowed_.data(), TILELOSS_INT32, settings_.tokens, words, words);
   if (!policy_.offsets.empty()) policy_.add_to(args);
   if (pass != TILELOSS_BACKWARD) {
     if (function_.is_loss()) args.loss = vector_of(loss_);

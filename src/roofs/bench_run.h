@@ -27,6 +27,7 @@ struct BenchSettings {
   oracle::NumberFormat dtype = oracle::NumberFormat::kBfloat16;
   bool in_place = false;
   bool entropy = false;
+  double allowed = 0;  // the share of the columns that each row's softmax runs over, 0: no sets are given
   int iterations = 20;
   int warmup = 3;
   uint64_t seed = 0;
@@ -116,6 +117,7 @@ class Bench {
   int threads() const { return threads_; }
 
  private:
+  void make_allowed();
   void make_policy_inputs();
   tileloss_args make_args(tileloss_pass pass);
   void set_row_state(tileloss_args& args);
@@ -132,6 +134,7 @@ class Bench {
   RoofMeter roofs_;
   std::unique_ptr<BenchMatrices> matrices_;
   std::vector<int64_t> labels_;
+  std::vector<int32_t> allowed_;  // [N, ceil(V / 32)]
   PolicyTensors policy_;
   std::vector<float> loss_, logp_, lse_, entropy_, upstream_;
   std::vector<float> state_max_, state_sum_, state_label_logit_, state_entropy_;

@@ -22,7 +22,7 @@ inline bool is_in_place(const tileloss_args& args) {
   return args.dlogits.dtype != TILELOSS_NONE && args.dlogits.data != nullptr && args.dlogits.data == args.logits.data;
 }
 
-// One tensor, whatever its kind. Vectors and arrays are a column: `cols` is 1, and a broadcast vector has one row. A matrix whose
+// One tensor, whatever its kind. Vectors and arrays are a column: `cols` is 1, and what is broadcast has one row. A matrix whose
 // rows lie side by side, as a head [H,V] does, shows its columns as rows.
 struct TensorView {
   const char* name;
@@ -58,8 +58,9 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
                                                                           : &args.row_groups.teacher_logits_stride;
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
-    TensorView view{slot.name, m.data, element_bytes(m.dtype), m.rows,           m.cols,
-                    stride,    true,   use_of(slot),           slot.is_output(), is_transposed};
+    const bool is_broadcast = m.row_stride == 0;
+    TensorView view{slot.name, m.data, element_bytes(m.dtype), is_broadcast ? 1 : m.rows, m.cols,
+                    stride,    true,   use_of(slot),           slot.is_output(),          is_transposed};
     view.is_added_to = adds && slot.is_output() && slot.shape == impl::Shape::kHead;
     if (is_transposed) std::swap(view.rows, view.cols);
     if (group_stride != nullptr) {
@@ -69,7 +70,7 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     }
     visit(view);
     m.data = view.data;
-    stride = view.stride;
+    if (!is_broadcast) stride = view.stride;
     if (group_stride == nullptr) continue;
     args.row_groups.rows = view.group_rows;
     *group_stride = view.group_stride;

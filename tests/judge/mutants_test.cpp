@@ -1,5 +1,5 @@
 // Every mutant of a perfect kernel (the oracle's values, rounded once) is rejected by the metric, for every dtype, output and
-// family of options; and the perfect kernel itself passes.
+// family of options; and the perfect kernel itself passes. Planted into real kernel output, every mutant is rejected, too.
 #include "judge/gates/mutants.h"
 
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include "judge/gates/error_metric.h"
 #include "judge/oracles/row_outputs.h"
 #include "support/synthetic.h"
+#include "tests/shared/gradcheck_call.h"
 #include "tests/shared/input_families.h"
 
 namespace tileloss::tools {
@@ -261,6 +262,28 @@ TEST(Mutants, WhatChangesNothingVisibleIsNotPlanted) {
   EXPECT_FALSE(mutant_named("gradient_zero").apply_row(run.context, oracle, row));
   EXPECT_FALSE(mutant_named("gradient_negated").apply_row(run.context, oracle, row));
   EXPECT_FALSE(mutant_named("loss_halved").apply_row(run.context, oracle, row));
+}
+
+// A last tile of 63 columns; rows in groups; confident rows' labels are their argmax.
+TEST(Mutants, OfRealKernelsAreAllRejected) {
+  constexpr const char* kConfig =
+      "loss=cross_entropy batch_size=6 seq_len=7 vocab_size=319 ignore_prob=0.1 "
+      "kernel.row_groups=true kernel.vocab_block=64 outputs=[logp, lse, entropy, argmax, correct]";
+  for (const NumberFormat format : test::kFormats) {
+    const std::string dtype = std::string("dtype=") + oracle::format_info(format).name;
+    std::set<std::string> named;
+    for (const Sets& family : {Sets{},
+                               {"reduction=none", "upstream=per_row"},
+                               {"label_smoothing=0.1"},
+                               {"softcap=10"},
+                               {"loss=logprobs", "upstream=per_row", "source.distribution=confident", "temperature=4"}}) {
+      for (const MutantVerdict& mutant : GradcheckCall(kConfig, joined(family, {dtype})).all_mutants()) {
+        named.insert(mutant.name);
+        EXPECT_TRUE(mutant.planted) << mutant.name << ", " << dtype;
+      }
+    }
+    EXPECT_EQ(named.size(), all_mutants().size() - 1);  // agreement is of a teacher
+  }
 }
 
 }  // namespace

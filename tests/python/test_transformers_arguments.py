@@ -112,6 +112,31 @@ def test_token_accuracy_is_the_share_of_the_labels_that_are_the_likeliest_token(
     assert found[-1] == want
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi"])  # qwen2's embedding is its head
+def test_the_heads_gradient_is_added_to_its_main_grad(kind: str) -> None:
+    unpatched, patched = pair(kind)
+    patch(patched, main_grad=True)
+    weight = patched.get_output_embeddings().weight
+    with pytest.raises(
+        ValueError, match=r"lm_head.weight.main_grad: expected a float32 .* got none"
+    ):
+        patched(**batch())
+    weight.main_grad = torch.zeros_like(weight)
+    for model in (unpatched, patched):
+        for _ in range(2):
+            model(**batch()).loss.backward()
+    is_tied = weight is patched.get_input_embeddings().weight
+    assert (weight.grad is not None) == is_tied
+    weight.grad = weight.main_grad + weight.grad if is_tied else weight.main_grad
+    check_gradients(unpatched, patched, TOLERANCE)
+    before = weight.main_grad.clone()
+    with torch.no_grad():
+        patched(**batch())
+    weight.requires_grad_(False)
+    patched(**batch()).loss.backward()
+    assert torch.equal(weight.main_grad, before)
+
+
 def test_evaluation_without_logits() -> None:
     unpatched, patched = pair("gemma2")
     patch(patched, logits_in_evaluation=False)

@@ -92,6 +92,42 @@ def backward_twice() -> None:
                     torch.autograd.grad(again.sum(), x, retain_graph=True, allow_unused=True)
 
 
+def added_head_gradients() -> None:
+    """Each rank's float32 sums over two backwards, beside the gradients that autograd has."""
+    torch.manual_seed(4)
+    bias = torch.randn(V)
+    teacher = torch.randn(V, H)
+    for name, target in (("linear_cross_entropy", ()), ("linear_distillation", (0, mine(teacher)))):
+        found = []
+        for adds in (False, True):
+            hidden, head, _, labels = problem()
+            weight, own_bias = (mine(x.detach()).clone().requires_grad_() for x in (head, bias))
+            buffer = torch.full_like(weight, 0.5, requires_grad=False)
+            target = (hidden.detach(), *target[1:]) if target else ()
+            more = (
+                {"linear_weight_grad": buffer}
+                if adds
+                else {"grad_in_forward": False}
+                if not target
+                else {}
+            )
+            for factor in (1.0, 0.25):
+                loss = getattr(td, name)(
+                    hidden, weight, *target, labels, linear_bias=own_bias, **more
+                )
+                (factor * loss).backward()
+            assert (weight.grad is None) == adds
+            found.append((buffer - 0.5 if adds else weight.grad, hidden.grad, own_bias.grad))
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    with pytest.raises(
+        ValueError, match="grad_in_forward: expected None or False with linear_weight_grad"
+    ):
+        td.linear_cross_entropy(
+            hidden, weight, labels, linear_weight_grad=buffer, grad_in_forward=True
+        )
+
+
 def nothing_in_use() -> None:
     """No rows, or none that count: losses and gradients are 0, and no rank waits."""
     for rows in (0, 3):
@@ -223,6 +259,9 @@ def one_rank_is_different() -> None:
            lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) + one))  # fmt: skip
     raises(ValueError, rf"token_weights: {alike} None on rank 0 and torch.float32",
            lambda: td.cross_entropy(shard, labels, token_weights=torch.ones(N) if one else None))  # fmt: skip
+    weight, buffer = rows.clone().requires_grad_(), torch.zeros_like(rows)
+    raises(ValueError, rf"linear_weight_grad is given: {alike} False on rank 0 and True on rank {last}",
+           lambda: td.linear_logprobs(hidden, weight, labels, linear_weight_grad=buffer if one else None))  # fmt: skip
     raises(ValueError, "linear_bias: expected a bias, or none",
            lambda: td.linear_cross_entropy(hidden, rows, labels, linear_bias=rows[:, 0] if one else None))  # fmt: skip
     raises(ValueError, "input: expected the same requires_grad",
@@ -386,7 +425,7 @@ def megatron() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        against_the_definitions, nothing_in_use, in_place, backward_twice, check_dtensors, a_group_of_some, given_starts,
-        refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
+        against_the_definitions, nothing_in_use, in_place, backward_twice, added_head_gradients, check_dtensors, a_group_of_some,
+        given_starts, refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
     )
 }  # fmt: skip

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "backends/cuda/count_allowed.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/row_backward.h"
 
@@ -18,6 +19,7 @@ SweepJob CudaDevice::job(const device::RowArrays& rows) const {
   job.transform = arrays_.transform;
   job.class_weights = class_weights(p);
   job.rows = rows;
+  job.allowed = allowed_rows(p);
   return job;
 }
 
@@ -50,6 +52,13 @@ Beginning CudaDevice::beginning(const LabelColumns& labels, const device::RowArr
   return all;
 }
 
+void CudaDevice::count_classes(const device::RowArrays& rows) {
+  const Problem& p = *problem_;
+  if (rows.classes == nullptr) return;
+  const bool sums_weights = present(p.args.class_weights) && (!p.is_multiple_of_p || p.row_state.allowed_weight != nullptr);
+  queue_.launch(count_allowed, p.rows, threads_for(p.columns / 32), job(rows), sums_weights);
+}
+
 void CudaDevice::forward(const device::RowArrays& rows) {
   if (head_) return head_->forward(queue_, rows);
   if (target_) return target_->forward(queue_, all_rows(rows));
@@ -67,15 +76,18 @@ void CudaDevice::find_sums(const device::RowArrays& rows) {
 }
 
 void launch_forward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job, bool has_softcap) {
-  visit_kernel(p.storage, job.sums == kNoSums && !has_softcap,
-               [&]<class T>(T /*format*/, auto is_plain) { queue.launch(forward_rows<T, is_plain>, rows, threads, job); });
+  visit_kernel(p.storage, job.sums == kNoSums && !has_softcap, job.allowed.words != nullptr,
+               [&]<class T>(T /*format*/, auto is_plain, auto may_be_masked) {
+                 queue.launch(forward_rows<T, is_plain, may_be_masked>, rows, threads, job);
+               });
 }
 
 void launch_backward(Queue& queue, const Problem& p, std::int64_t rows, int threads, const SweepJob& job,
                      const RowStates& states) {
-  visit_kernel(p.storage, p.is_multiple_of_p && p.logit.softcap == 0, [&]<class T>(T /*format*/, auto is_plain) {
-    queue.launch(backward_rows<T, is_plain>, rows, threads, job, states);
-  });
+  visit_kernel(p.storage, p.is_multiple_of_p && p.logit.softcap == 0, job.allowed.words != nullptr,
+               [&]<class T>(T /*format*/, auto is_plain, auto may_be_masked) {
+                 queue.launch(backward_rows<T, is_plain, may_be_masked>, rows, threads, job, states);
+               });
 }
 
 }  // namespace tileloss::impl::cuda

@@ -96,6 +96,7 @@ class CudaDevice {
     all.set_loss(at, loss);
     const std::int64_t blocks = (problem_->rows + kThreadsOfBeginning - 1) / kThreadsOfBeginning;
     queue_.launch(begin_call<Beginning>, std::max<std::int64_t>(blocks, 1), kThreadsOfBeginning, all);
+    count_classes(rows);
     check_known_columns(rows);
   }
   void forward(const device::RowArrays& rows);
@@ -117,6 +118,7 @@ class CudaDevice {
   TargetPart all_rows(const device::RowArrays& rows) const;
   Verdict verdict() const { return {report_, arrays_.state}; }
   Beginning beginning(const LabelColumns& labels, const device::RowArrays& rows) const;
+  void count_classes(const device::RowArrays& rows);
   // Of rows whose target is not labels: target_sweeps.cu.
   void add_target_transforms(Beginning& all) const;
   void check_known_columns(const device::RowArrays& rows);

@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob j
   const LogitTransform transform = *job.transform;
   const Exponents<T, kIsPlain> exponents(transform);
   Seen<T, kIsPlain> seen(exponents);
+  const AllowedColumns<true> allowed(job, i);
+  allowed.prefetch(0, job.columns);
   float largest = -kInfinity;  // of the known ones
 #pragma unroll 1
   for (std::int64_t start = 0; start < job.columns; start += kPiece) {
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob j
     __syncthreads();
     for (std::int64_t k = threadIdx.x; k < ids.cols; k += blockDim.x) {
       const std::int64_t at = integer_at(ids, i, k) - start;
-      if (at < 0 || at >= n) continue;
+      if (at < 0 || at >= n || !allowed.has(start + at)) continue;
       atomicOr(&marks[at / 32], static_cast<int>(1u << (at % 32)));
       largest = max_nan(largest, to_float(load(row + start + at)));
     }
@@ -50,9 +52,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob j
     const auto add = [&](int g, const Group<T>& x, int count) {
       const int first = g * kCount;
       const unsigned known_ones = static_cast<unsigned>(marks[first / 32]) >> (first % 32);
+      const unsigned in = allowed.template bits<kCount>(static_cast<int>(start / kCount) + g) & ~known_ones;
 #pragma unroll
       for (int q = 0; q < kCount; ++q) {
-        if (q >= count || (known_ones >> q & 1) != 0) continue;
+        if (q >= count || (in >> q & 1) == 0) continue;
         const float max = max_nan(seen.max, x.values[q]);
         if (!(max == seen.max)) seen.move_to(max, exponents);
         seen.sum += exponents.power(x.values[q], seen.top).e;
@@ -79,6 +82,7 @@ struct Diverge {
   tileloss_matrix ids, logprobs;
   const LogitTransform* transform;
   TargetOptions options;
+  AllowedRows allowed;
   KnownColumn* columns;  // [rows, K]
   KnownRow* known;
 
@@ -88,7 +92,7 @@ struct Diverge {
     std::int64_t count = 0;
     for (std::int64_t k = 0; k < ids.cols; ++k) {
       const std::int64_t id = integer_at(ids, i, k);
-      if (id < 0) continue;
+      if (id < 0 || !allowed.has(i, id)) continue;  // one that is not has no p, and counts as if the teacher had no q
       const float logit = load_number(logits.data, storage, logits.offset(i) + id);
       KnownColumn& c = first[count++] = {};
       c.column = id;

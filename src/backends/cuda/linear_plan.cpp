@@ -80,7 +80,8 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   take("row sums of blocks", sums, has_block_sums(p) || cut.has_words() ? blocks * p.rows : 0);
   take("logits of labels", label_logits, has_block_sums(p) ? p.rows : 0);
   take("gradients' numbers", gradients, has_gradient_rows(p) ? p.rows : 0);
-  take("sums of class weights", weights, is_labels && sums_class_weights(p) ? blocks + 1 : 0);
+  take("sums of class weights", weights, is_labels && merges_class_weights(p) ? blocks + 1 : 0);
+  take("classes of blocks", classes, is_labels && has_block_classes(p) ? blocks * p.rows : 0);
   take("hidden", hidden, p.rows * width * operand_bytes(p));
   // Whether it is copied or not: a plan is made before anybody knows where the head lies.
   take("head", head, cut.vocab_block * width * operand_bytes(p));

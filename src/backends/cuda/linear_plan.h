@@ -37,15 +37,17 @@ bool lies_across(const tileloss_matrix& m);
 bool is_copied(const tileloss_matrix& head, tileloss_dtype compute);
 // Whether the target is logits, which a head of their own makes.
 inline bool has_teacher(const Problem& p) { return p.loss->target() == TargetKind::kLogits; }
-// The smoothing sums that are merged are weighted.
-inline bool sums_class_weights(const Problem& p) {
-  return p.needs_forward && p.rows > 0 && (p.sums & kSmoothingSum) != 0 && p.args.class_weights.dtype != TILELOSS_NONE;
+// The smoothing sums of a forward's blocks are merged by the weights of their columns: those that are the same for all rows.
+inline bool merges_class_weights(const Problem& p) {
+  return p.needs_forward && p.rows > 0 && (p.sums & kSmoothingSum) != 0 && present(p.args.class_weights) && !p.has_classes();
 }
 
 // A forward whose rows are a maximum and a sum until they are merged: of labels, without other sums and softcap.
 inline bool has_block_sums(const Problem& p) {
   return p.needs_forward && !p.loss->needs_target_sweep() && p.sums == kNoSums && !(p.logit.softcap > 0);
 }
+// The blocks of a forward whose rows have columns of their own: their number says whether there are any, and their weight.
+inline bool has_block_classes(const Problem& p) { return p.needs_forward && p.has_classes() && !has_block_sums(p); }
 // A backward whose rows' numbers are made once for all chunks: of labels, without softcap.
 inline bool has_gradient_rows(const Problem& p) {
   return p.needs_backward && !p.loss->needs_target_sweep() && !(p.logit.softcap > 0);
@@ -78,7 +80,8 @@ struct HeadPieces {
   BlockSums* sums = nullptr;         // the same where has_block_sums; and of words, for their maxima
   float* label_logits = nullptr;     // [rows], beside them
   GradientRow* gradients = nullptr;  // [rows], where has_gradient_rows
-  double* weights = nullptr;         // [vocab_blocks + 1]: those of all columns before each, where sums_class_weights
+  double* weights = nullptr;         // [vocab_blocks + 1]: those of all columns before each, where merges_class_weights
+  RowClasses* classes = nullptr;     // [vocab_blocks, rows]: of each block's columns, where has_block_classes
   // What products multiply, in the compute type.
   std::byte* hidden = nullptr;  // [rows, width]; 0 where a row is ignored
   std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied

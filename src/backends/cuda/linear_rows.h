@@ -54,14 +54,14 @@ struct ForwardPart {
 };
 
 // A block of rows without softcap. job.rows.label_columns are those of the call here. kKeeps: its words, too.
-template <bool kKeeps>
+template <bool kKeeps, bool kMayBeMasked>
 __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_block(SweepJob job, ForwardPart part, Rows<std::uint16_t> words) {
   begin_kernel();
   using Parts = float[kWarp * Seen<float, true>::kNumbers];
   TILELOSS_SHARED(Parts, parts);
   const std::int64_t i = blockIdx.x, label = label_from(job.rows.label_columns[i], part.first, job.columns);
   if (label == kIgnoredRow) return;
-  const RowInMemory<float> row(job.logits.row<float>(i), job.columns);
+  const RowInMemory<float, kMayBeMasked> row(job, i);
   const Exponents<float, true> exponents(*job.transform);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   Seen<float, true> seen = see_slice(row, row, all_of<float>(job), label, exponents, job);
@@ -83,8 +83,9 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_block(SweepJob job,
       float z[kColumnsAtOnce];
       std::uint32_t all[kColumnsAtOnce];
       load_eight(row.data + j, count, z);
+      const unsigned in = row.allowed.template bits<kColumnsAtOnce>(static_cast<int>(j / kColumnsAtOnce));
 #pragma unroll
-      for (int k = 0; k < kColumnsAtOnce; ++k) all[k] = word_of(z[k], seen.max, steps);
+      for (int k = 0; k < kColumnsAtOnce; ++k) all[k] = (in >> k & 1) == 0 ? 0 : word_of(z[k], seen.max, steps);
       if (count == kColumnsAtOnce) {
         store_16_bytes(to + j, {all[0] | all[1] << 16, all[2] | all[3] << 16, all[4] | all[5] << 16, all[6] | all[7] << 16});
       } else {
@@ -106,7 +107,8 @@ struct MergeBlocks {
   const BlockSums* sums;  // [blocks, rows]; null: `states` are
   const float* label_logits;
   const RowState* states;
-  const double* weights;  // of all columns before each block, and of all; null: a column weighs 1
+  const double* weights;      // of all columns before each block, and of all; null: a column weighs 1
+  const RowClasses* classes;  // [blocks, rows]: the allowed columns of each block; null: all are, or nobody asks for weights
 
   __device__ RowState block(std::int64_t b, std::int64_t i, std::int64_t first, std::int64_t count) const {
     if (sums == nullptr) return states[b * rows + i];
@@ -119,10 +121,14 @@ struct MergeBlocks {
   }
   __device__ void operator()(std::int64_t i) const {
     RowState all;
+    double seen = 0;  // by weight, where there are classes
     for (std::int64_t first = 0, b = 0; labels[i] != kIgnoredRow && first < columns; first += vocab_block, ++b) {
       const std::int64_t count = min(vocab_block, columns - first);
-      const double before = weights == nullptr ? static_cast<double>(first) : weights[b];
-      const double own = weights == nullptr ? static_cast<double>(count) : weights[b + 1] - weights[b];
+      const double before = classes != nullptr ? seen : weights == nullptr ? static_cast<double>(first) : weights[b];
+      const double own = classes != nullptr   ? classes[b * rows + i].weight
+                         : weights == nullptr ? static_cast<double>(count)
+                                              : weights[b + 1] - weights[b];
+      seen += own;
       const RowState next = block(b, i, first, count);
       all = b == 0 ? next : merge(all, before, next, own);
     }
@@ -197,10 +203,11 @@ __device__ __forceinline__ float sum_term(const Slopes& slopes, std::int64_t i, 
   const std::int64_t label = label_from(slopes.job.rows.label_columns[i], slopes.first, slopes.job.columns);
   if (label == kIgnoredRow) return 0;
   if (j == label) return slopes.gradients[i].label;
+  if (!AllowedColumns<true>(slopes.job, i, true).has(j)) return 0;
   return slopes.slope(slopes.row(i), static_cast<float>(load(slopes.job.logits.template row<typename Slopes::From>(i) + j)), j);
 }
 
-template <class Slopes>
+template <class Slopes, bool kMayBeMasked>
 __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(Slopes slopes, Rows<typename Slopes::To> to) {
   begin_kernel();
   using T = typename Slopes::To;
@@ -210,13 +217,16 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(Slopes slope
   if (label == kIgnoredRow) return write_zeros(out, 0, job, 0, 1);
   const typename Slopes::From* const from = job.logits.template row<typename Slopes::From>(i);
   const auto row = slopes.row(i);
+  const AllowedColumns<kMayBeMasked> allowed(job, i, true);
   for_each_eight(job.columns, [&](std::int64_t j, int count) {
     float x[kColumnsAtOnce];
     load_eight(from + j, count, x);
+    const unsigned in = allowed.template bits<kColumnsAtOnce>(static_cast<int>(j / kColumnsAtOnce));
 #pragma unroll
     for (int k = 0; k < kColumnsAtOnce; ++k) {
       if (k >= count) continue;
       x[k] = j + k == label ? row.gradient.label : slopes.slope(row, x[k], j + k);
+      if ((in >> k & 1) == 0) x[k] = 0;
     }
 #pragma unroll
     for (int k = 0; k < kColumnsAtOnce; k += Group<T>::kCount) {

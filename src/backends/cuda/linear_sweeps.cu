@@ -1,3 +1,4 @@
+#include "backends/cuda/count_allowed.h"
 #include "backends/cuda/linear_rows.h"
 #include "backends/cuda/linear_sweeps.h"
 #include "schema/tensors.h"
@@ -101,30 +102,38 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
     Chunk block = columns_from(first, cut_.vocab_block);
     if (!has_sums) find_labels(queue, rows, block);
     block.heads[0] = head_at(queue, sides_[0], block, true);
-    if (sums_class_weights(p)) sum_weights(queue, block);
+    if (merges_class_weights(p)) sum_weights(queue, block);
+    if (pieces_.classes != nullptr) {
+      SweepJob all = job(block, 0, rows);
+      all.rows.classes = pieces_.classes + before;
+      queue.launch(count_allowed, p.rows, threads_for(block.columns / 32), all, (p.sums & kSmoothingSum) != 0);
+    }
     for (std::int64_t begin = 0; begin < p.rows; begin += cut_.row_block) {
       const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
       make_logits(queue, block, begin, count);
       SweepJob sweep = job(block, begin, rows);
       if (!has_sums) {
         sweep.rows.states = pieces_.states + before + begin;
+        if (pieces_.classes != nullptr) sweep.rows.classes = pieces_.classes + before + begin;
         launch_forward(queue, p, count, row_cut_.threads, sweep, p.logit.softcap > 0);
       }
       if (has_sums || cut_.has_words()) {
         sweep.rows.label_columns = rows.label_columns + begin;
         const ForwardPart part = {first, pieces_.sums + before + begin, has_sums ? pieces_.label_logits + begin : nullptr};
-        if (is_in_words(block)) {
-          queue.launch(forward_block<true>, count, row_cut_.threads, sweep, part,
-                       rows_at<std::uint16_t>(kept_at(block, begin), 0, cut_.vocab_block));
-        } else {
-          queue.launch(forward_block<false>, count, row_cut_.threads, sweep, part, Rows<std::uint16_t>());
-        }
+        const bool keeps = is_in_words(block);
+        const auto kernel = is_masked(p) ? keeps ? forward_block<true, true> : forward_block<false, true>
+                            : keeps ? forward_block<true, false>
+                                         : forward_block<false, false>;
+        Rows<std::uint16_t> words;
+        if (keeps) words = rows_at<std::uint16_t>(kept_at(block, begin), 0, cut_.vocab_block);
+        queue.launch(kernel, count, row_cut_.threads, sweep, part, words);
       }
     }
   }
-  launch_each(queue, p.rows,
-              MergeBlocks{transform_, rows.label_columns, rows.states, p.rows, p.columns, cut_.vocab_block,
-                          has_sums ? pieces_.sums : nullptr, pieces_.label_logits, pieces_.states, pieces_.weights});
+  launch_each(
+      queue, p.rows,
+      MergeBlocks{transform_, rows.label_columns, rows.states, p.rows, p.columns, cut_.vocab_block,
+                  has_sums ? pieces_.sums : nullptr, pieces_.label_logits, pieces_.states, pieces_.weights, pieces_.classes});
 }
 
 void HeadSweeps::find_sums(Queue& queue, const Arrays& rows) const {
@@ -234,6 +243,8 @@ SweepJob HeadSweeps::job(const Chunk& chunk, std::int64_t begin, const Arrays& r
   job.rows.states = rows.states + begin;
   if (target_) job.rows.stats = rows.stats + begin;
   job.rows.results = rows.results + begin;
+  if (rows.classes != nullptr) job.rows.classes = rows.classes + begin;
+  job.allowed = allowed_rows(p).from(begin, chunk.first);
   return job;
 }
 
@@ -337,8 +348,8 @@ void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& r
       queue.launch(sum_columns<Slopes>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, slopes, count, chunk.columns,
                    pieces_.dbias, begin > 0);
     if (has_products())
-      queue.launch(backward_chunk<Slopes>, count, threads_for(chunk.columns), slopes,
-                   rows_at<T>(dlogits_at(chunk), begin, dlogits_stride(chunk)));
+      queue.launch(is_masked(p) ? backward_chunk<Slopes, true> : backward_chunk<Slopes, false>, count, threads_for(chunk.columns),
+                   slopes, rows_at<T>(dlogits_at(chunk), begin, dlogits_stride(chunk)));
   }
 }
 

@@ -72,7 +72,9 @@ __device__ __forceinline__ void write_gradient(const Source& source, const Span&
     for_each_visit<at_once>(span, [&](int g, auto groups) {
       constexpr int kGroups = decltype(groups)::value;
       uint4 words[kGroups];
-      source.load(g, words);
+      unsigned allowed[kGroups];
+      source.load(g, words, allowed);
+      const bool has_others = !are_all<T>(allowed);
       T* const at = to + std::int64_t{g} * kCount;
 #pragma unroll
       for (int k = 0; k < kGroups; ++k) {
@@ -83,6 +85,10 @@ __device__ __forceinline__ void write_gradient(const Source& source, const Span&
           x.values[q] = takes_bias
                             ? exp2_approx(std::fma(x.values[q], scale, bias)) * prob
                             : column_slope(gradient, x.values[q], std::int64_t{g} * kCount + k * kApart + q, exponents, job);
+        }
+#pragma unroll
+        for (int q = 0; has_others && q < kCount; ++q) {
+          if ((allowed[k] >> q & 1) == 0) x.values[q] = 0;
         }
         if (is_aligned && (kGroups > 1 || g < span.whole)) {
           x.store(at + k * kApart);
@@ -112,7 +118,7 @@ __device__ __forceinline__ void write_zeros(T* to, std::int64_t from, const Swee
     store(to + j, from_float<T>(0.0f));
 }
 
-template <class T, bool kIsPlain>
+template <class T, bool kIsPlain, bool kMayBeMasked>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
     backward_rows(SweepJob job, RowStates states) {
   begin_kernel();
@@ -122,11 +128,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
   const std::int64_t label = job.rows.label_columns[i];
   write_zeros(to, label == kIgnoredRow ? 0 : job.columns, job, 0, 1);
   if (label == kIgnoredRow) return;
-  const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  const RowInMemory<T, kMayBeMasked> row(job, i, true);
+  row.prefetch_allowed(all_of<T>(job));
   row.prefetch(all_of<T>(job));  // while one thread makes the row's numbers
   const LogitTransform transform = transform_of<kIsPlain>(job);
   float largest = -kInfinity;
-  if (!kIsPlain && transform.softcap > 0) largest = largest_of(row.data, job.columns);
+  if (!kIsPlain && transform.softcap > 0) largest = largest_of(row.data, job.columns, row.allowed);
   // Before anybody writes: the gradient may lie where the logits do.
   if (threadIdx.x == 0) {
     const RowCoefficients c = job.rows.results[i].coefficients;

@@ -73,12 +73,14 @@ __device__ __forceinline__ float capped_slope(double inner, float x) {
 }
 
 // A row's largest logit, in every thread of the block.
-template <class T>
-__device__ inline float largest_of(const T* row, std::int64_t columns) {
+template <class T, bool kMayBeMasked>
+__device__ inline float largest_of(const T* row, std::int64_t columns, const AllowedColumns<kMayBeMasked>& allowed) {
   using Parts = float[kWarp];
   TILELOSS_SHARED(Parts, parts);
   float largest = -kInfinity;
-  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) largest = max_nan(largest, to_float(load(row + j)));
+  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
+    if (allowed.has(j)) largest = max_nan(largest, to_float(load(row + j)));
+  }
   return reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
 }
 
@@ -152,18 +154,19 @@ struct Seen {
   }
 };
 
+// Those of these columns that are `in`, a bit each.
 template <class T, bool kIsPlain>
-__device__ __forceinline__ void see(Seen<T, kIsPlain>& seen, const float (&x)[Group<T>::kCount], int count, int label,
-                                    std::int64_t column, const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
+__device__ __forceinline__ void see(Seen<T, kIsPlain>& seen, const float (&x)[Group<T>::kCount], unsigned in, std::int64_t column,
+                                    const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
   float max = seen.max;
 #pragma unroll
   for (int q = 0; q < Group<T>::kCount; ++q) {
-    if (q != label && q < count) max = max_nan(max, x[q]);
+    if ((in >> q & 1) != 0) max = max_nan(max, x[q]);
   }
   if (!(max == seen.max)) seen.move_to(max, exponents);
 #pragma unroll
   for (int q = 0; q < Group<T>::kCount; ++q) {
-    if (q == label || q >= count) continue;
+    if ((in >> q & 1) == 0) continue;
     const auto [t, e] = exponents.power(x[q], seen.top);
     seen.sum += e;
     if constexpr (!kIsPlain) {
@@ -235,20 +238,24 @@ __device__ __forceinline__ void leave_out(uint4 (&groups)[kGroups], int place) {
 
 // Groups g, g + kWarp, ..., but the label.
 template <class T, bool kIsPlain, int kGroups>
-__device__ __forceinline__ void see_groups(Seen<T, kIsPlain>& seen, const uint4 (&words)[kGroups], int g, const Span& span,
-                                           std::int64_t label, const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
+__device__ __forceinline__ void see_groups(Seen<T, kIsPlain>& seen, const uint4 (&words)[kGroups],
+                                           const unsigned (&allowed)[kGroups], int g, const Span& span, std::int64_t label,
+                                           const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
   constexpr int kCount = Group<T>::kCount;
+  constexpr unsigned kAll = (1u << kCount) - 1;
   const int label_group = label >= 0 ? static_cast<int>(label / kCount) : -1, label_place = static_cast<int>(label % kCount);
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     const int at = g + k * kWarp;
     const std::int64_t column = std::int64_t{at} * kCount;
-    const int count = kGroups > 1 || at < span.whole ? kCount : static_cast<int>(job.columns - column);
+    unsigned in = allowed[k];
+    if (kGroups == 1 && at >= span.whole) in &= (1u << (job.columns - column)) - 1;
+    if (at == label_group) in &= ~(1u << label_place);
     const Group<T> x = Group<T>::unpacked(words[k]);
-    if (at == label_group) {
-      see(seen, x.values, count, label_place, column, exponents, job);
+    if (in == kAll) {
+      see(seen, x.values, kAll, column, exponents, job);
     } else {
-      see(seen, x.values, count, -1, column, exponents, job);
+      see(seen, x.values, in, column, exponents, job);
     }
   }
 }
@@ -259,8 +266,9 @@ __device__ __forceinline__ void see_span(Seen<T, kIsPlain>& seen, const Source& 
                                          const Exponents<T, kIsPlain>& exponents, const SweepJob& job) {
   for_each_visit<kAtOnce>(span, [&](int g, auto groups) {
     uint4 words[decltype(groups)::value];
-    source.load(g, words);
-    see_groups(seen, words, g, span, label, exponents, job);
+    unsigned allowed[decltype(groups)::value];
+    source.load(g, words, allowed);
+    see_groups(seen, words, allowed, g, span, label, exponents, job);
   });
 }
 
@@ -283,8 +291,9 @@ __device__ __forceinline__ Seen<T, kIsPlain> see_slice(const Source& source, con
       SeenPairs<T> pairs;
       for_each_visit<true>(span, [&](int g, auto groups) {
         uint4 words[decltype(groups)::value];
-        source.load(g, words);
-        if constexpr (!kIsPlain) see_groups(seen, words, g, span, label, exponents, job);
+        unsigned allowed[decltype(groups)::value];
+        source.load(g, words, allowed);
+        if constexpr (!kIsPlain) see_groups(seen, words, allowed, g, span, label, exponents, job);
         if (until_label-- == 0) [[unlikely]]
           leave_out<T>(words, place);
         pairs.see(words, scale);
@@ -306,10 +315,10 @@ __device__ __forceinline__ Seen<T, kIsPlain> see_slice(const Source& source, con
 // The row's state: what all columns but the label's are, and the label's.
 template <class T, bool kIsPlain>
 __device__ inline RowState finish_state(const Seen<T, kIsPlain>& others, bool has_label, float label_logit, float label_weight,
-                                        const LogitTransform& transform) {
+                                        const LogitTransform& transform, bool has_others = true) {
   RowState s;
-  s.max = transform.value(others.max);
-  const bool is_empty = !(transform.softcap > 0) && others.max == -kInfinity;
+  s.max = has_others ? transform.value(others.max) : -kInfinity;
+  const bool is_empty = !has_others || (!(transform.softcap > 0) && others.max == -kInfinity);
   if (has_label) {
     s.label_logit = transform.value(label_logit);
     if (!(s.max >= s.label_logit) && !std::isnan(s.max)) s.max = s.label_logit;
@@ -364,12 +373,14 @@ __device__ __forceinline__ SecondLook look_again(const Source& source, const Spa
   SecondLook found = {SecondLook::kNone, 0};
   for_each_visit<false>(span, [&](int g, auto /*groups*/) {
     uint4 words[1];
-    source.load(g, words);
+    unsigned allowed[1];
+    source.load(g, words, allowed);
     const Group<T> x = Group<T>::unpacked(words[0]);
 #pragma unroll
     for (int q = 0; q < kCount; ++q) {
       const std::int64_t j = std::int64_t{g} * kCount + q;
       if (j >= job.columns) break;
+      if ((allowed[0] >> q & 1) == 0) continue;
       if (found.first == SecondLook::kNone && transform.value(x.values[q]) == max) found.first = j;
       if (std::isinf(max)) found.sum += static_cast<double>(job.weight(j)) * transform.exact_value(x.values[q]);
     }
@@ -382,8 +393,8 @@ __device__ __forceinline__ SecondLook look_again(const Source& source, const Spa
 using WarpSums = float[kWarp * 6];
 template <class T, bool kIsPlain, class Source>
 __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, WarpSums& parts, const Source& source,
-                                                     const Span& span, std::int64_t label, float label_logit, const SweepJob& job,
-                                                     const LogitTransform& transform, float& largest) {
+                                                     const Span& span, std::int64_t i, std::int64_t label, float label_logit,
+                                                     const SweepJob& job, const LogitTransform& transform, float& largest) {
   constexpr int kNumbers = Seen<T, kIsPlain>::kNumbers;
   const Exponents<T, kIsPlain> exponents(transform);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -403,7 +414,9 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
   }
   if (is_first) {
     largest = label >= 0 ? max_nan(seen.max, label_logit) : seen.max;
-    state = or_nan(finish_state(seen, label >= 0, label_logit, label >= 0 ? job.weight(label) : 0, transform), label);
+    // A softcap makes a column of -inf finite, but none of none.
+    const bool has_others = kIsPlain || job.rows.classes == nullptr || job.rows.classes[i].count > (label >= 0 ? 1 : 0);
+    state = or_nan(finish_state(seen, label >= 0, label_logit, label >= 0 ? job.weight(label) : 0, transform, has_others), label);
   }
   if constexpr (!kIsPlain) {
     if ((job.sums & (kArgmax | kSmoothingSum)) == 0) return state;
@@ -433,7 +446,7 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
 }
 
 // kIsPlain: no sums but the one, no softcap.
-template <class T, bool kIsPlain>
+template <class T, bool kIsPlain, bool kMayBeMasked>
 __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? kPlainBlocks : 1)
     forward_rows(const __grid_constant__ SweepJob job) {
   begin_kernel();
@@ -444,7 +457,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
     if (threadIdx.x == 0) job.rows.states[i] = RowState();
     return;
   }
-  const RowInMemory<T> row(job.logits.row<T>(i), job.columns);
+  const RowInMemory<T, kMayBeMasked> row(job, i);
+  row.prefetch_allowed(all_of<T>(job));
   const LogitTransform& transform = *job.transform;  // no copy: its registers are the sweep's
   const Exponents<T, kIsPlain> exponents(transform);
   Seen<T, kIsPlain> seen(exponents);
@@ -455,7 +469,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
   }
   const float label_logit = threadIdx.x == 0 && label >= 0 ? to_float(load(row.data + label)) : 0;
   float largest;
-  const RowState state = state_of_cluster(seen, parts, row, all_of<T>(job), label, label_logit, job, transform, largest);
+  const RowState state = state_of_cluster(seen, parts, row, all_of<T>(job), i, label, label_logit, job, transform, largest);
   if (threadIdx.x != 0) return;
   job.rows.states[i] = state;
   if (job.largest != nullptr) job.largest[i] = largest;

@@ -16,14 +16,23 @@ namespace tileloss::impl::cuda {
 template <class Loss>
 inline constexpr bool kHasWholeRows = std::is_same_v<Loss, CrossEntropy> || std::is_same_v<Loss, PolicyLoss>;
 
-// visit(T{}, is_plain) for the kernel of a dtype.
+// Whether rows have words of allowed columns; these.
+inline bool is_masked(const Problem& p) { return present(p.args.allowed); }
+inline AllowedRows allowed_rows(const Problem& p) {
+  return {static_cast<const std::uint32_t*>(p.args.allowed.data), p.args.allowed.row_stride};
+}
+
+// visit(T{}, is_plain, may_be_masked) for the kernel of a dtype. Those that are not plain look for words of allowed columns while
+// they run.
 template <class Visit>
-void visit_kernel(tileloss_dtype storage, bool is_plain, Visit&& visit) {
+void visit_kernel(tileloss_dtype storage, bool is_plain, bool is_masked, Visit&& visit) {
   visit_format(storage, [&](auto format) {
-    if (is_plain) {
-      visit(format, std::true_type{});
+    if (!is_plain) {
+      visit(format, std::false_type{}, std::true_type{});
+    } else if (is_masked) {
+      visit(format, std::true_type{}, std::true_type{});
     } else {
-      visit(format, std::false_type{});
+      visit(format, std::true_type{}, std::false_type{});
     }
   });
 }

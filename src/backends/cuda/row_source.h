@@ -3,7 +3,7 @@
 #ifndef TILELOSS_BACKENDS_CUDA_ROW_SOURCE_H_
 #define TILELOSS_BACKENDS_CUDA_ROW_SOURCE_H_
 
-#include "backends/cuda/sweep_job.h"
+#include "backends/cuda/allowed_columns.h"
 
 namespace tileloss::impl::cuda {
 
@@ -75,16 +75,17 @@ __device__ __forceinline__ void for_each_visit(const Span& span, Visit&& visit) 
 }
 
 // A row in the GPU's memory: vectors where it is aligned to 16 bytes, single columns elsewhere, nothing outside it.
-template <class T>
+template <class T, bool kMayBeMasked>
 struct RowInMemory {
   static constexpr bool kAtOnce = true;  // so that loads are under way
   static constexpr int kCount = Group<T>::kCount;
   const T* data;
   std::int64_t columns;
   bool is_aligned;
+  AllowedColumns<kMayBeMasked> allowed;
 
-  __device__ __forceinline__ RowInMemory(const T* row, std::int64_t count)
-      : data(row), columns(count), is_aligned(is_aligned_to_16(row)) {}
+  __device__ __forceinline__ RowInMemory(const SweepJob& job, std::int64_t i, bool is_gradient = false)
+      : data(job.logits.row<T>(i)), columns(job.columns), is_aligned(is_aligned_to_16(data)), allowed(job, i, is_gradient) {}
 
   __device__ __forceinline__ int count(int g) const {
     const std::int64_t left = columns - std::int64_t{g} * kCount;
@@ -92,6 +93,10 @@ struct RowInMemory {
   }
   __device__ __forceinline__ bool is_vector(int g) const { return is_aligned && count(g) == kCount; }
   __device__ __forceinline__ const uint4* vector(int g) const { return reinterpret_cast<const uint4*>(data) + g; }
+  // The words of a span are on their way from now on, before all that waits for them.
+  __device__ __forceinline__ void prefetch_allowed(const Span& span) const {
+    allowed.prefetch(std::int64_t{span.begin} * kCount, min(std::int64_t{span.end} * kCount, columns));
+  }
   // What this thread reads first.
   __device__ __forceinline__ void prefetch(const Span& span) const {
     for (int k = 0, g = span.first(); k < kGroupsAtOnce && g < span.end; ++k, g += kWarp) cuda::prefetch(vector(g));
@@ -114,37 +119,53 @@ struct RowInMemory {
     }
   }
 
+  // With which columns are allowed. A group of none is not read.
   template <int kGroups>
-  __device__ __forceinline__ void load(int g, uint4 (&words)[kGroups]) const {
+  __device__ __forceinline__ void load(int g, uint4 (&words)[kGroups], unsigned (&in)[kGroups]) const {
+    allowed.template find<kCount>(g, in);
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) words[k] = {};
     // Several at once are whole ones.
     if (kGroups > 1 ? is_aligned : is_vector(g)) {
 #pragma unroll
-      for (int k = 0; k < kGroups; ++k) words[k] = cuda::load(vector(g) + k * kWarp);
+      for (int k = 0; k < kGroups; ++k) {
+        if (in[k] != 0) words[k] = cuda::load(vector(g) + k * kWarp);
+      }
     } else {
 #pragma unroll
-      for (int k = 0; k < kGroups; ++k) words[k] = by_columns(g + k * kWarp);
+      for (int k = 0; k < kGroups; ++k) {
+        if (in[k] != 0) words[k] = by_columns(g + k * kWarp);
+      }
     }
+    if (are_all<T>(in)) return;
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) words[k] = leave_out_others<T>(words[k], in[k]);
   }
 };
 
 // A slice of it in the block's own memory. Each thread brings the groups there that it will visit, so that no other waits for
 // them.
-template <class T, bool kIsArriving>
+template <class T, bool kIsArriving, bool kMayBeMasked>
 struct RowHeld {
   static constexpr int kAhead = 8;  // visits whose groups may be on their way during one
   static constexpr bool kAtOnce = false;
   static constexpr bool is_aligned = true;
   const uint4* held;  // of group `begin`
   int begin;
+  AllowedColumns<kMayBeMasked> allowed;
 
-  __device__ __forceinline__ static void bring(const RowInMemory<T>& row, const Span& span, uint4* to) {
+  __device__ __forceinline__ static void bring(const RowInMemory<T, kMayBeMasked>& row, const Span& span, uint4* to) {
     int groups_of_copies = 1;  // with the last, which has all that is left
     if (row.is_aligned) {
       for_each_visit<true>(span, [&](int g, auto groups) {
         uint4* const at = to + (g - span.begin);
+        unsigned in[decltype(groups)::value];
+        row.allowed.template find<Group<T>::kCount>(g, in);
         if (groups > 1 || g < span.whole) {
 #pragma unroll
-          for (int k = 0; k < groups; ++k) begin_copy_of_16_bytes(at + k * kWarp, row.vector(g) + k * kWarp);
+          for (int k = 0; k < groups; ++k) {
+            if (in[k] != 0) begin_copy_of_16_bytes(at + k * kWarp, row.vector(g) + k * kWarp);
+          }
         } else {
           *at = row.by_columns(g);
         }
@@ -156,11 +177,15 @@ struct RowHeld {
     for (; groups_of_copies <= kAhead; ++groups_of_copies) end_copy_group();
   }
   template <int kGroups>
-  __device__ __forceinline__ void load(int g, uint4 (&words)[kGroups]) const {
+  __device__ __forceinline__ void load(int g, uint4 (&words)[kGroups], unsigned (&in)[kGroups]) const {
     // An empty group more for each visit: what is not in the last kAhead has arrived.
     if constexpr (kIsArriving) end_copy_group(), wait_for_copies<kAhead>();
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) words[k] = held[g - begin + k * kWarp];
+    allowed.template find<Group<T>::kCount>(g, in);
+    if (are_all<T>(in)) return;
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) words[k] = leave_out_others<T>(words[k], in[k]);
   }
 };
 

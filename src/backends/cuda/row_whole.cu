@@ -9,9 +9,10 @@ namespace {
 template <class Loss, class Use>
 void with_kernel(const Problem& p, Use&& use) {
   const bool is_plain_backward = p.is_multiple_of_p && p.logit.softcap == 0;
-  visit_kernel(p.storage, p.sums == kNoSums && is_plain_backward, [&]<class T>(T /*format*/, auto is_plain) {
-    use(whole_rows<T, is_plain, device::CoefficientsOf<Loss>>, is_plain_backward);
-  });
+  visit_kernel(p.storage, p.sums == kNoSums && is_plain_backward, is_masked(p),
+               [&]<class T>(T /*format*/, auto is_plain, auto may_be_masked) {
+                 use(whole_rows<T, is_plain, may_be_masked, device::CoefficientsOf<Loss>>, is_plain_backward);
+               });
 }
 
 }  // namespace

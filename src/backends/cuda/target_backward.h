@@ -73,7 +73,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) target_backward_rows(TargetJob
   const TargetStats& stats = job.own.rows.stats[i];
   const bool is_undefined = block.label == kBadLabel || job.is_undefined(stats) ||
                             (job.kind == TargetKind::kProbabilities && !std::isfinite(stats.sums.mean));
-  if (is_undefined || job.is_certain()) return fill(0, block.columns, is_undefined ? std::numeric_limits<float>::quiet_NaN() : 0);
+  if (is_undefined || job.is_certain(i)) {
+    const float value = is_undefined ? std::numeric_limits<float>::quiet_NaN() : 0;
+    for (std::int64_t j = threadIdx.x; j < block.columns; j += blockDim.x)
+      store(to + j, from_float<T>(block.allowed.has(j) ? value : 0));
+    return;
+  }
   const LogitTransform &own = *job.own.transform, &teacher = job.teacher_transform == nullptr ? own : *job.teacher_transform;
   make_sides(job, block, i, stats, own, teacher, row);
   if (threadIdx.x == 0) make_factors(job, block, i, stats, own, row);
@@ -81,24 +86,28 @@ __global__ void __launch_bounds__(kMaxThreads, 1) target_backward_rows(TargetJob
   const bool has_label_term = job.label_transform != nullptr && row.label_factor != 0;
   const Side<T, kIsPlain> label(has_label_term ? *job.label_transform : own, has_label_term ? row.label : row.own);
   const bool has_target = job.own.rows.results[i].has_divergence;
-  visit_target<T, kIsPlain>(job, row, own, teacher, has_target, [&]<class Target>(const Target& target) {
+  visit_target<T, kIsPlain>(job, block.added, row, own, teacher, has_target, [&]<class Target>(const Target& target) {
     const bool is_aligned = is_aligned_to_16(block.row) && is_aligned_to_16(block.other) && is_aligned_to_16(to);
-    for_each_pair<T, typename Target::Other>(block, is_aligned, [&](int g, const Group<T>& x, const auto& y, int count) {
-      const std::int64_t start = std::int64_t{g} * Group<T>::kCount;
-      Group<T> dx;
+    for_each_pair<T, typename Target::Other>(block, is_aligned,
+                                             [&](int g, const Group<T>& x, const auto& y, int count, unsigned in) {
+                                               const std::int64_t start = std::int64_t{g} * Group<T>::kCount;
+                                               Group<T> dx;
 #pragma unroll
-      for (int q = 0; q < Group<T>::kCount; ++q) {
-        if (q >= count) break;
-        const ColumnTerm term = target(x.values[q], y[q], start + q);
-        float d = term.p * row.p_factor;
-        if constexpr (!std::is_void_v<typename Target::Other>) d = std::fma(term.form, row.form_factor, d);
-        if (has_label_term) d = std::fma(label(x.values[q]).e, row.label_factor, d);
-        if (target.own.exponents.has_softcap) d *= capped_slope(target.own.exponents.inner, x.values[q]);
-        dx.values[q] = start + q == block.label ? row.label_gradient : d;
-      }
-      if (is_aligned && count == Group<T>::kCount) return dx.store(to + start);
-      dx.store_some(to + start, count);
-    });
+                                               for (int q = 0; q < Group<T>::kCount; ++q) {
+                                                 dx.values[q] = 0;
+                                                 if ((in >> q & 1) == 0) continue;
+                                                 const ColumnTerm term = target(x.values[q], y[q], start + q);
+                                                 float d = term.p * row.p_factor;
+                                                 if constexpr (!std::is_void_v<typename Target::Other>)
+                                                   d = std::fma(term.form, row.form_factor, d);
+                                                 if (has_label_term) d = std::fma(label(x.values[q]).e, row.label_factor, d);
+                                                 if (target.own.exponents.has_softcap)
+                                                   d *= capped_slope(target.own.exponents.inner, x.values[q]);
+                                                 dx.values[q] = start + q == block.label ? row.label_gradient : d;
+                                               }
+                                               if (is_aligned && count == Group<T>::kCount) return dx.store(to + start);
+                                               dx.store_some(to + start, count);
+                                             });
   });
   if (job.kind != TargetKind::kColumns) return;
   __syncthreads();

@@ -28,16 +28,18 @@ static __global__ void __launch_bounds__(kMaxThreads, 1) choose_columns(TargetJo
   const RowInBlock<float> block(job, i);
   if (block.label != kLabelElsewhere) return;
   float most = -std::numeric_limits<float>::infinity();
-  std::int64_t first = block.columns - 1;
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  std::int64_t first = kNone;
   for (std::int64_t j = threadIdx.x; j < block.columns; j += blockDim.x) {
+    if (!block.allowed.has(j)) continue;
     const float weight = static_cast<float>(block.weight(job, j));
     if (weight > most) most = weight, first = j;
   }
   const float of_all =
       reduce_block(most, weights, -std::numeric_limits<float>::infinity(), [](float a, float b) { return a > b ? a : b; });
-  if (most != of_all) first = block.columns - 1;
-  first = reduce_block(first, columns, block.columns - 1, [](std::int64_t a, std::int64_t b) { return a < b ? a : b; });
-  if (threadIdx.x == 0) job.own.rows.label_columns[i] = first;
+  if (most != of_all) first = kNone;
+  first = reduce_block(first, columns, kNone, [](std::int64_t a, std::int64_t b) { return a < b ? a : b; });
+  if (threadIdx.x == 0 && first != kNone) job.own.rows.label_columns[i] = first;
 }
 
 // Where the gradient finds it, whose block may have other columns than the row's largest.
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_targets(TargetJob job) {
   const RowInBlock<T> block(job, i);
   if (block.label == kIgnoredRow || block.label == kBadLabel) return;
   TargetStats& stats = job.own.rows.stats[i];
-  if (job.is_undefined(stats) || job.is_certain()) {
+  if (job.is_undefined(stats) || job.is_certain(i)) {
     if (threadIdx.x == 0) stats.sums = {job.is_undefined(stats) ? std::numeric_limits<double>::quiet_NaN() : 0, 0};
     return;
   }
@@ -70,21 +72,30 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_targets(TargetJob job) {
   make_sides(job, block, i, stats, own, teacher, row);
   __syncthreads();
   double divergence = 0, mean = 0;
-  visit_target<T, kIsPlain>(job, row, own, teacher, true, [&]<class Target>(const Target& target) {
-    for_each_pair<T, typename Target::Other>(block, is_aligned_to_16(block.row) && is_aligned_to_16(block.other),
-                                             [&](int g, const Group<T>& x, const auto& y, int count) {
-                                               float value = 0, form = 0;
+  visit_target<T, kIsPlain>(job, block.added, row, own, teacher, true, [&]<class Target>(const Target& target) {
+    constexpr bool kHasOutside = requires { target.outside(0.0f, 0); };
+    const bool is_aligned = is_aligned_to_16(block.row) && is_aligned_to_16(block.other);
+    for_each_pair<T, typename Target::Other, kHasOutside>(block, is_aligned,
+                                                          [&](int g, const Group<T>& x, const auto& y, int count, unsigned in) {
+                                                            float value = 0, form = 0;
 #pragma unroll
-                                               for (int q = 0; q < Group<T>::kCount; ++q) {
-                                                 const std::int64_t column = std::int64_t{g} * Group<T>::kCount + q;
-                                                 if (q >= count || column == block.label) continue;
-                                                 const ColumnTerm term = target(x.values[q], y[q], column);
-                                                 value += term.value;
-                                                 form += term.form;
-                                               }
-                                               divergence += static_cast<double>(value);
-                                               if constexpr (Target::kHasMean) mean += static_cast<double>(form);
-                                             });
+                                                            for (int q = 0; q < Group<T>::kCount; ++q) {
+                                                              const std::int64_t column = std::int64_t{g} * Group<T>::kCount + q;
+                                                              if (q >= count || column == block.label) continue;
+                                                              ColumnTerm term = {0, 0, 0};
+                                                              if ((in >> q & 1) != 0) {
+                                                                term = target(x.values[q], y[q], column);
+                                                              } else if constexpr (kHasOutside) {
+                                                                term = target.outside(y[q], column);
+                                                              } else {
+                                                                continue;
+                                                              }
+                                                              value += term.value;
+                                                              form += term.form;
+                                                            }
+                                                            divergence += static_cast<double>(value);
+                                                            if constexpr (Target::kHasMean) mean += static_cast<double>(form);
+                                                          });
   });
   const auto add_up = [&](double x) { return reduce_block(x, parts, 0.0, [](double a, double b) { return a + b; }); };
   divergence = add_up(divergence);
@@ -133,6 +144,7 @@ struct MakeStats {
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t column = rows.label_columns[i];
     TargetStats& stats = rows.stats[i] = own.stats(i, column);
+    rows.set_classes(stats, i);
     if (teacher.states != nullptr) stats.teacher = teacher.stats(i, column);
     if (label.states != nullptr) stats.label = label.stats(i, column);
   }

@@ -26,14 +26,18 @@ struct TargetJob {
   double* shifts = nullptr;  // Divergence::shift, by the forward from the row's argmax; null: 1
 
   __device__ double kept() const { return 1 - options.label_smoothing; }
-  __device__ double added() const { return options.label_smoothing / static_cast<double>(classes); }
+  // Of this row's classes.
+  __device__ double count(std::int64_t i) const {
+    return own.rows.classes == nullptr ? static_cast<double>(classes) : own.rows.classes[i].count;
+  }
+  __device__ double added(std::int64_t i) const { return options.label_smoothing / count(i); }
   // A row that no target's sums can be told of: its gradient is NaN.
   __device__ bool is_undefined(const TargetStats& stats) const {
     if (kind == TargetKind::kColumns) return std::isnan(stats.sums.divergence);
     return !std::isfinite(stats.max) || (kind == TargetKind::kLogits && !std::isfinite(stats.teacher.max));
   }
   // p = q = 1, whatever exp rounds.
-  __device__ bool is_certain() const { return kind == TargetKind::kLogits && classes == 1; }
+  __device__ bool is_certain(std::int64_t i) const { return kind == TargetKind::kLogits && count(i) == 1; }
 };
 
 // Vectors of one float, as core/vector_arithmetic.h has them.
@@ -112,9 +116,17 @@ struct RowInBlock {
   const T* row;
   const void* other;
   std::int64_t columns, label;
+  AllowedColumns<true> allowed;
+  double added;  // to each class of class probabilities
 
   __device__ RowInBlock(const TargetJob& job, std::int64_t i)
-      : row(job.own.logits.row<T>(i)), other(nullptr), columns(job.own.columns), label(job.own.rows.label_columns[i]) {
+      : row(job.own.logits.row<T>(i)),
+        other(nullptr),
+        columns(job.own.columns),
+        label(job.own.rows.label_columns[i]),
+        allowed(job.own, i, true),
+        added(job.added(i)) {
+    allowed.prefetch(0, columns);
     if (job.kind == TargetKind::kLogits) other = job.other.row<T>(i);
     if (job.kind == TargetKind::kProbabilities) {
       visit_format(job.other_dtype, [&](auto format) { other = job.other.row<decltype(format)>(i); });
@@ -127,16 +139,17 @@ struct RowInBlock {
     const double q = visit_format(job.other_dtype, [&](auto format) {
       return static_cast<double>(to_float(load(static_cast<const decltype(format)*>(other) + column)));
     });
-    return job.own.weight(column) * (job.kept() * q + job.added());
+    return job.own.weight(column) * (job.kept() * q + added);
   }
 };
 
 // A row's largest logit. Not known, it is looked for where they are capped; else the row's maximum says enough.
 template <class T>
-__device__ inline float find_largest(const float* known, std::int64_t i, const T* row, std::int64_t columns, bool is_capped) {
+__device__ inline float find_largest(const float* known, std::int64_t i, const T* row, const RowInBlock<T>& block,
+                                     bool is_capped) {
   if (known != nullptr) return known[i];
   if (!is_capped) return std::numeric_limits<float>::quiet_NaN();
-  return largest_of(row, columns);
+  return largest_of(row, block.columns, block.allowed);
 }
 
 // Both sides, by the first thread; the others get it at the next barrier.
@@ -144,11 +157,10 @@ template <class T>
 __device__ inline void make_sides(const TargetJob& job, const RowInBlock<T>& block, std::int64_t i, const TargetStats& stats,
                                   const LogitTransform& own, const LogitTransform& teacher, TargetRow& to) {
   const bool has_teacher = job.kind == TargetKind::kLogits;
-  const float largest = find_largest(job.largest, i, block.row, block.columns, own.softcap > 0);
+  const float largest = find_largest(job.largest, i, block.row, block, own.softcap > 0);
   float teacher_largest = 0;
   if (has_teacher)
-    teacher_largest =
-        find_largest(job.teacher_largest, i, static_cast<const T*>(block.other), block.columns, teacher.softcap > 0);
+    teacher_largest = find_largest(job.teacher_largest, i, static_cast<const T*>(block.other), block, teacher.softcap > 0);
   if (threadIdx.x != 0) return;
   to.own = make_side(stats, own, largest);
   if (job.label_transform != nullptr) to.label = make_side(stats.label, *job.label_transform, largest);
@@ -197,11 +209,11 @@ struct ProbabilityTarget {
   const Side<T, kIsPlain> own;
   float kept, added, unit, constant;
 
-  __device__ ProbabilityTarget(const TargetJob& target, const Side<T, kIsPlain>& student)
+  __device__ ProbabilityTarget(const TargetJob& target, double added_to_each, const Side<T, kIsPlain>& student)
       : job(target.own),
         own(student),
         kept(static_cast<float>(target.kept())),
-        added(static_cast<float>(target.added())),
+        added(static_cast<float>(added_to_each)),
         unit(static_cast<float>(1 / student.log2e)),
         constant(static_cast<float>(student.constant)) {}
   __device__ __forceinline__ ColumnTerm operator()(float x, float y, std::int64_t column) const {
@@ -209,6 +221,12 @@ struct ProbabilityTarget {
     const float q = job.weight(column) * std::fma(y, kept, added);
     const auto term = ClassProbabilities<ColumnArithmetic>{}({q, q, std::fma(p.t, unit, constant)});
     return {p.e, term.value, term.form};
+  }
+  // Of a class that is not allowed: its p is 0, and its probability counts as it is.
+  __device__ __forceinline__ ColumnTerm outside(float y, std::int64_t column) const {
+    const float q = job.weight(column) * (y * kept);
+    const auto term = ClassProbabilities<ColumnArithmetic>{}({q, q, -kInfinity});
+    return {0, term.value, term.form};
   }
 };
 
@@ -227,13 +245,13 @@ struct NoTarget {
 
 // visit(target) with the job's.
 template <class T, bool kIsPlain, class Visit>
-__device__ __forceinline__ void visit_target(const TargetJob& job, const TargetRow& row, const LogitTransform& own,
+__device__ __forceinline__ void visit_target(const TargetJob& job, double added, const TargetRow& row, const LogitTransform& own,
                                              const LogitTransform& teacher, bool has_target, Visit&& visit) {
   const Side<T, kIsPlain> student(own, row.own);
   if (!has_target || job.kind == TargetKind::kColumns) return visit(NoTarget<T, kIsPlain>(student));
   if (job.kind == TargetKind::kProbabilities) {
     return visit_format(job.other_dtype,
-                        [&](auto format) { visit(ProbabilityTarget<T, kIsPlain, decltype(format)>(job, student)); });
+                        [&](auto format) { visit(ProbabilityTarget<T, kIsPlain, decltype(format)>(job, added, student)); });
   }
   Divergence d = job.options.divergence;
   d.shift = row.shift;
@@ -259,9 +277,10 @@ __device__ __forceinline__ void load_columns(const P* from, float (&values)[kCou
   }
 }
 
-// visit(g, x, y, columns) for each group of the row that is this thread's, x of the row and y of the other: by column number,
-// wherever the two lie. `is_aligned`: both, and what the visits write, to 16 bytes.
-template <class T, class P, class Visit>
+// visit(g, x, y, columns, in) for each group of the row that is this thread's, x of the row and y of the other, and which of the
+// columns are allowed, a bit each; a group of none is not read, unless kReadsAll. By column number, wherever the two lie.
+// `is_aligned`: both, and what the visits write, to 16 bytes.
+template <class T, class P, bool kReadsAll = false, class Visit>
 __device__ __forceinline__ void for_each_pair(const RowInBlock<T>& block, bool is_aligned, Visit&& visit) {
   constexpr int kCount = Group<T>::kCount;
   const int groups = static_cast<int>((block.columns + kCount - 1) / kCount);
@@ -269,9 +288,11 @@ __device__ __forceinline__ void for_each_pair(const RowInBlock<T>& block, bool i
   for (int g = static_cast<int>(threadIdx.x); g < groups; g += static_cast<int>(blockDim.x)) {
     const std::int64_t start = std::int64_t{g} * kCount;
     const int count = block.columns - start < kCount ? static_cast<int>(block.columns - start) : kCount;
-    Group<T> x;
+    const unsigned in = block.allowed.template bits<kCount>(g) & ((1u << count) - 1);
+    Group<T> x = {};
     float y[kCount] = {};
-    if (is_aligned && count == kCount) {
+    if (in == 0 && !kReadsAll) {
+    } else if (is_aligned && count == kCount) {
       x = Group<T>::unpacked(load(reinterpret_cast<const uint4*>(block.row + start)));
       if constexpr (!std::is_void_v<P>) load_columns<P>(static_cast<const P*>(block.other) + start, y);
     } else {
@@ -281,7 +302,7 @@ __device__ __forceinline__ void for_each_pair(const RowInBlock<T>& block, bool i
         for (int q = 0; q < kCount; ++q) y[q] = q < count ? to_float(load(static_cast<const P*>(block.other) + start + q)) : 0;
       }
     }
-    visit(g, x, y, count);
+    visit(g, x, y, count, in);
   }
 }
 

@@ -75,7 +75,7 @@ void TargetSweeps::find_sums(Queue& queue, const TargetPart& part) const {
   const Problem& p = *problem_;
   const TargetJob target = job(part);
   const tileloss_matrix ids = from(p.args.teacher_ids, part.begin);
-  visit_kernel(p.storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
+  visit_kernel(p.storage, is_plain(), true, [&]<class T>(T /*format*/, auto is_plain_kernel, auto /*may_be_masked*/) {
     if (target.kind == TargetKind::kColumns) {
       queue.launch(sweep_other_columns<T, is_plain_kernel>, part.rows, threads_, target.own, ids, target.known);
     } else {
@@ -85,7 +85,7 @@ void TargetSweeps::find_sums(Queue& queue, const TargetPart& part) const {
   if (target.kind == TargetKind::kColumns) {
     launch_each(queue, part.rows,
                 Diverge{part.own.rows, part.own.logits, p.storage, ids, from(p.args.teacher_logprobs, part.begin), transform_,
-                        options_, arrays_.known_columns + part.begin * ids.cols, target.known});
+                        options_, part.own.allowed, arrays_.known_columns + part.begin * ids.cols, target.known});
   }
 }
 
@@ -116,7 +116,7 @@ void TargetSweeps::make_stats(Queue& queue, const TargetPart& part, const Target
 }
 
 void TargetSweeps::backward(Queue& queue, const TargetPart& part) const {
-  visit_kernel(problem_->storage, is_plain(), [&]<class T>(T /*format*/, auto is_plain_kernel) {
+  visit_kernel(problem_->storage, is_plain(), true, [&]<class T>(T /*format*/, auto is_plain_kernel, auto /*may_be_masked*/) {
     queue.launch(target_backward_rows<T, is_plain_kernel>, part.rows, threads_, job(part));
   });
 }

@@ -8,8 +8,9 @@
 //   void sum(count, term, take)         take(sum of term(i)), in an order that is fixed
 //   void each_then_sum(count, step, term, take)     both
 //   void sort(double* values, count)    ascending
-//   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns, and what only the device can look at: rows that are
-//                                       wrong get kBadLabel
+//   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns and, if there are any, classes, and what only the
+//                                       device can look at: rows that are wrong get kBadLabel, those whose label is not allowed
+//                                       kLabelElsewhere
 //   void forward(rows)                  the rows' states; of a target that is not labels their stats too
 //   void find_sums(rows)                of stats that are there but for the sums: these, of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
@@ -59,6 +60,7 @@ struct CallMemory {
     rows.states = from.template allocate<RowState>(p.rows);
     if (p.loss->needs_target_sweep()) rows.stats = from.template allocate<TargetStats>(p.rows);
     rows.results = from.template allocate<RowResult>(p.rows);
+    if (p.has_classes()) rows.classes = from.template allocate<RowClasses>(p.rows);
   }
 };
 
@@ -127,7 +129,8 @@ class DeviceCall final : public Call {
   // With the loss.
   void row_stage() {
     const RowOutput<float> loss(p_.args.loss), none;
-    const RowStageOf<Loss> stage = {on_device_, rows_, states(), {p_.args, context_}, p_.is_per_row ? loss : none, writes()};
+    const RowStageOf<Loss> stage = {on_device_, rows_,      states(), {p_.args, context_}, p_.is_per_row ? loss : none,
+                                    writes(),   p_.is_shard};
     if (writes() && loss.data != nullptr && !p_.is_per_row) {
       device_.each_then_sum(p_.rows, stage, LossTerm{rows_}, TakeLoss{loss});
     } else {

@@ -18,6 +18,12 @@ struct RowArrays {
   RowState* states = nullptr;
   TargetStats* stats = nullptr;  // of a target that is not labels; else null
   RowResult* results = nullptr;
+  RowClasses* classes = nullptr;  // of a call with allowed columns: how many of these there are here, merged of all shards
+                                  // once that is known; else null
+
+  TILELOSS_HOST_DEVICE void set_classes(RowStats& of, std::int64_t i) const {
+    if (classes != nullptr) impl::set_classes(of, classes[i]);
+  }
 };
 
 // What stands for the statistics of a row whose label, or the call's numbers, are wrong.
@@ -41,7 +47,9 @@ struct LoadStats {
   bool has_sums;
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
-    if (rows.label_columns[i] != kIgnoredRow) rows.stats[i] = pair.stats(i, has_sums);
+    if (rows.label_columns[i] == kIgnoredRow) return;
+    rows.stats[i] = pair.stats(i, has_sums);
+    if (rows.classes != nullptr) rows.classes[i] = rows.stats[i].classes;
   }
 };
 
@@ -61,7 +69,10 @@ struct GiveSums {
 struct SaveState {
   RowArrays rows;
   tileloss_row_state saved;
-  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const { save_row(saved, i, rows.states[i]); }
+  TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
+    save_row(saved, i, rows.states[i]);
+    if (rows.classes != nullptr) save_classes(saved, i, rows.classes[i]);
+  }
 };
 
 // The row stage and the row's outputs.
@@ -73,11 +84,17 @@ struct RowStageOf {
   RowOutputs outputs;
   RowOutput<float> loss_out;  // of each row
   bool writes;
+  bool is_merged;  // the states are of all shards, with their classes
 
   TILELOSS_HOST_DEVICE void operator()(std::int64_t i) const {
     if (rows.label_columns[i] == kIgnoredRow) return ignore(i);
     const bool is_bad = rows.label_columns[i] == kBadLabel;
-    const TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
+    TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
+    if (!is_merged) {
+      rows.set_classes(stats, i);
+    } else if (rows.classes != nullptr && !is_bad) {
+      rows.classes[i] = stats.classes;
+    }
     const RowResult result = is_bad ? bad_result() : loss->row(i, stats);
     rows.results[i] = result;
     if (!writes) return;

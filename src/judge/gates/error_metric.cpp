@@ -143,6 +143,7 @@ void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_
       const std::size_t j = first + k;
       const double expected = reference.gradient[j];
       used[k] = ulps[k] = errors[k] = relative[k] = 0.0;
+      if (!reference.allowed.empty() && reference.allowed[j] == 0) continue;
       const bool plain = std::fabs(values[k]) < kInfinity && std::fabs(expected) < info.overflow;
       if (!plain) {
         const Match match = match_nonfinite(values[k], expected, info.overflow);
@@ -186,11 +187,17 @@ void GradientMetric::add_row(std::int64_t row, const void* output, std::int64_t 
   add_range(row, output, 0, reference.target, reference, limits, off_target);
   add_range(row, output, reference.target, reference.target + 1, reference, limits, target);
   add_range(row, output, reference.target + 1, valid, reference, limits, off_target);
-  finish_row(row, valid, target, off_target);
+  std::int64_t columns = valid;
+  for (std::int64_t j = 0; j < std::ssize(reference.allowed); ++j) {
+    if (reference.allowed[static_cast<std::size_t>(j)] != 0) continue;
+    --columns;
+    count_nonzero(row, output, j, j + 1);
+  }
+  finish_row(row, columns, target, off_target);
   count_nonzero(row, output, valid, cols);
 }
 
-void GradientMetric::finish_row(std::int64_t row, std::int64_t valid, const RowSums& target, const RowSums& off_target) {
+void GradientMetric::finish_row(std::int64_t row, std::int64_t columns, const RowSums& target, const RowSums& off_target) {
   const double error_sq = target.error_sq + off_target.error_sq;
   const double reference_sq = target.reference_sq + off_target.reference_sq;
   const double budget_sq = target.budget_sq + off_target.budget_sq;
@@ -198,7 +205,7 @@ void GradientMetric::finish_row(std::int64_t row, std::int64_t valid, const RowS
   keep_larger(normwise_budget_, ratio(std::sqrt(error_sq), std::sqrt(budget_sq)), {row, -1});
   keep_larger(normwise_budget_, ratio(std::sqrt(off_target.error_sq), std::sqrt(off_target.budget_sq)), {row, -1});
   abs_error_ += target.abs_error + off_target.abs_error;
-  elements_ += valid;
+  elements_ += columns;
   zeros_ += target.zeros + off_target.zeros;
 }
 

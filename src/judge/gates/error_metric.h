@@ -17,6 +17,8 @@
 //              + 2^-125.5 max(1, scale): results below float32's smallest normal number may be flushed to zero, and so may exps,
 //              which are relative to the whole number of bits next to the row's maximum.
 //
+// Columns outside a row's set are held to exactly 0, as ignored rows and padding are, and count nowhere else.
+//
 // A row's normwise error, of all columns and of those off target (the target's weighs more than all others together), is held
 // against the norm of the same budgets with the slack taken out (half an ULP for the rounding plus float32 arithmetic): a store
 // that truncates keeps every component under one ULP, and fails here.
@@ -96,7 +98,7 @@ class GradientMetric {
   // Not finite where the oracle is finite, or the other way round, or another infinity; and the first place it happened.
   std::int64_t nonfinite_mismatches() const { return nonfinite_mismatches_; }
   Location first_nonfinite_mismatch() const { return first_nonfinite_; }
-  // Elements of ignored rows and padding columns that are not 0.
+  // Elements of ignored rows, of padding and of columns outside a row's set that are not 0.
   std::int64_t nonzero_where_ignored() const { return nonzero_ignored_; }
   Location first_nonzero_where_ignored() const { return first_nonzero_; }
   std::int64_t elements() const { return elements_; }
@@ -118,7 +120,7 @@ class GradientMetric {
   void add_range(std::int64_t row, const void* output, std::int64_t begin, std::int64_t end, const RowReference& reference,
                  const RowLimits& limits, RowSums& sums);
   void add_mismatch(std::int64_t row, std::int64_t column);
-  void finish_row(std::int64_t row, std::int64_t valid, const RowSums& target, const RowSums& off_target);
+  void finish_row(std::int64_t row, std::int64_t columns, const RowSums& target, const RowSums& off_target);
   void count_nonzero(std::int64_t row, const void* output, std::int64_t begin, std::int64_t end);
 
   oracle::NumberFormat format_;

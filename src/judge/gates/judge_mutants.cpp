@@ -83,7 +83,9 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
   }
   if (planted.mutant == nullptr) {
     const WrongRow& difference = wrong[planted.which];
-    trial.differs |= std::any_of(difference.gradient.begin(), difference.gradient.end(), [](double g) { return g != 0; });
+    const auto is_other = [](double value) { return value != 0; };
+    trial.differs |= planted.in_value ? difference.loss != 0 || std::ranges::any_of(difference.outputs, is_other)
+                                      : std::ranges::any_of(difference.gradient, is_other);
     trial.planted |= planted.in_value ? plant_values(difference, row) : plant_gradient(difference, context.cols, row);
   } else if (planted.mutant->apply_row != nullptr) {
     trial.planted |= planted.mutant->apply_row(context, oracle, row);

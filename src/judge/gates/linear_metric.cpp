@@ -62,6 +62,7 @@ void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, 
     spreads_[index(which)].add(term);
   };
   for (std::int64_t j = 0; j < softmax.vocab(); ++j) {
+    if (!softmax.is_allowed(j)) continue;  // exactly 0
     const double dlogit = gradient.gradient[index(j)], magnitude = gradient.magnitude[index(j)];
     const double z = softmax.logits_z()[index(j)];
     const double distance = magnitude > 0 ? softmax.max() - z : 0;

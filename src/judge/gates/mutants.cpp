@@ -255,9 +255,9 @@ bool plant_values(const WrongRow& difference, MutantRow& row) {
   if (row.loss != nullptr && std::fabs(difference.loss) >= kVisible) {
     visible = alter_loss(row.loss, *row.loss + difference.loss, true);
   }
-  for (const auto& [output, shift] :
-       {std::pair(kDivergence, difference.divergence), {kTeacherEntropy, difference.teacher_entropy}}) {
-    if (std::fabs(shift) >= kVisible) visible |= shift_output(row.outputs[output], shift, true);
+  for (std::size_t o = 0; o < kOutputCount; ++o) {
+    const double shift = difference.outputs[o];
+    if (std::fabs(shift) >= kVisible) visible |= shift_output(row.outputs[o], shift, true);
   }
   return visible;
 }

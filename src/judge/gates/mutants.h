@@ -71,7 +71,7 @@ struct Mutant {
 
 std::span<const Mutant> all_mutants();
 
-// A wrong kernel of one function (judge/oracles/wrong_kernel.h): its gradient, or its loss, divergence and teacher's entropy.
+// A wrong kernel of one function (judge/oracles/wrong_kernel.h): its gradient, or its loss and row outputs.
 // `cols`: valid columns. True if any bit changed.
 bool plant_gradient(const WrongRow& difference, std::int64_t cols, MutantRow& row);
 bool plant_values(const WrongRow& difference, MutantRow& row);

@@ -74,6 +74,10 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
     args.teacher_head = abi_matrix(target.linear->head_view);
     args.teacher_bias = vector_of(target.linear->bias);
   }
+  if (const AllowedSets& sets = inputs.allowed; !sets.words.empty()) {
+    args.allowed =
+        tileloss_make_matrix(sets.words.data(), TILELOSS_INT32, inputs.rows, sets.row_words, sets.is_shared ? 0 : sets.row_words);
+  }
   args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
   args.token_weights = vector_of(inputs.token_weights);
   args.class_weights = vector_of(inputs.class_weights);

@@ -42,7 +42,7 @@ std::vector<StoredTensor> tensors_of(const tileloss_args& args) {
     if (!impl::present(args, slot)) continue;
     if (slot.matrix != nullptr) {
       const tileloss_matrix& matrix = args.*slot.matrix;
-      add(slot.name, matrix.dtype, {matrix.rows, matrix.cols}, matrix.data);
+      add(slot.name, matrix.dtype, {matrix.row_stride == 0 ? 1 : matrix.rows, matrix.cols}, matrix.data);
     } else {
       const tileloss_vector& vector = args.*slot.vector;
       add(slot.name, vector.dtype, {vector.stride == 0 ? 1 : vector.size}, vector.data);

@@ -56,6 +56,14 @@ struct GradcheckConfig {
     std::vector<std::string> special_rows;  // dealt out in turn (judge/inputs/targets.h)
   };
 
+  // The columns that each row's softmax runs over, drawn unless the file has them.
+  struct Allowed {
+    enum class Kind { kNone, kAll, kSparse, kHalf, kRuns, kShared };
+    Kind kind = Kind::kNone;
+    std::string name;                       // the tensor in the file; "": not there
+    std::vector<std::string> special_rows;  // dealt out in turn (judge/inputs/allowed.h)
+  };
+
   // Inputs of policy losses that are drawn; mask_prob of every loss that takes a mask.
   struct Policy {
     bool use_offsets = false;
@@ -101,6 +109,7 @@ struct GradcheckConfig {
   Source source;
   Teacher teacher;
   Probs probs;
+  Allowed allowed;
   Policy policy;
   Linear linear;
   bool token_weights = false;

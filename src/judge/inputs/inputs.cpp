@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "judge/inputs/allowed.h"
 #include "judge/inputs/call.h"
 #include "judge/inputs/checked_function.h"
 #include "judge/inputs/linear.h"
@@ -58,6 +59,7 @@ void draw_labels(const GradcheckConfig& config, CheckInputs& inputs) {
 void lay_out(const GradcheckConfig& config, const InputRows* rows, CheckInputs& inputs) {
   const OwnInputs& own = *config.checked->inputs;
   if (own.lay_out != nullptr) own.lay_out(config, rows, inputs);
+  lay_out_allowed(config, rows, inputs);
   if (config.takes_mask() && inputs.policy.mask.empty()) inputs.policy.mask = make_mask(config, rows, inputs.rows);
 }
 
@@ -160,12 +162,13 @@ void poison_unread(const CheckInputs& inputs, const HugeBuffer& matrix, oracle::
   }
 }
 
-// The target of a row, in double.
-class TargetReader {
+// A row's set, and its target in double.
+class RowReader {
  public:
-  explicit TargetReader(const CheckInputs& inputs) : inputs_(inputs) {}
+  explicit RowReader(const CheckInputs& inputs) : inputs_(inputs) {}
 
   void read(int64_t row, GivenRow& given) {
+    given.allowed = allowed_ = inputs_.allowed.of_row(row, inputs_.valid);
     const TargetTensors& target = inputs_.target;
     if (target.argument != nullptr) {
       values_.resize(static_cast<size_t>(inputs_.valid));
@@ -181,6 +184,7 @@ class TargetReader {
 
  private:
   const CheckInputs& inputs_;
+  std::vector<uint8_t> allowed_;
   std::vector<double> values_;
 };
 
@@ -188,7 +192,7 @@ class TargetReader {
 void for_each_product_row(const CheckInputs& inputs, std::span<const int64_t> rows, const RowWork& work) {
   const LinearTensors& own = *inputs.linear;
   const std::optional<LinearTensors>& teacher = inputs.target.linear;
-  TargetReader reader(inputs);
+  RowReader reader(inputs);
   for (size_t begin = 0; begin < rows.size(); begin += kBlockRows) {
     const auto block = rows.subspan(begin, std::min(kBlockRows, rows.size() - begin));
     std::vector<std::vector<double>> held;
@@ -202,7 +206,8 @@ void for_each_product_row(const CheckInputs& inputs, std::span<const int64_t> ro
     size_t next = 0;
     for_each_linear_row(*own.operands, *own.norms, block, [&](const LogitsRow& row) {
       GivenRow given{row, inputs.labels[static_cast<size_t>(row.row)]};
-      teacher ? void(given.target = targets[next++]) : reader.read(row.row, given);
+      reader.read(row.row, given);
+      if (teacher) given.target = targets[next++];
       work(given, 0);
     });
   }
@@ -222,7 +227,9 @@ CheckInputs make_inputs(const GradcheckConfig& config, ThreadTeam& team) {
   CheckInputs inputs;
   config.source.is_file ? load_file(config, inputs) : generate(config, team, inputs);
   const OwnInputs& own = *config.checked->inputs;
+  draw_allowed(config, inputs);
   if (own.draw != nullptr) own.draw(config, team, inputs);
+  clear_outside(config, team, inputs);
   poison_unread(inputs, inputs.logits, inputs.format);
   poison_unread(inputs, inputs.target.matrix, inputs.target.format);
   for (std::optional<LinearTensors>* tensors : {&inputs.linear, &inputs.target.linear}) {
@@ -256,6 +263,7 @@ OracleTensors oracle_tensors(const CheckInputs& inputs) {
   tensors.lse_grad = wide(inputs.lse_grad);
   tensors.entropy_grad = wide(inputs.entropy_grad);
   tensors.mean_logit_grad = wide(inputs.mean_logit_grad);
+  tensors.allowed = inputs.allowed;
   tensors.policy = inputs.policy;
   tensors.used = inputs.used;
   tensors.summaries = inputs.summaries;
@@ -267,14 +275,18 @@ std::unique_ptr<Oracle> make_oracle(const GradcheckConfig& config, const CheckIn
 }
 
 std::vector<WrongOracle> wrong_oracles(const GradcheckConfig& config, const CheckInputs& inputs) {
-  if (config.checked->wrong_kernels == nullptr) return {};
-  return wrong_oracles(config.checked->wrong_kernels(), config.checked->make_oracle, config.function, oracle_tensors(inputs));
+  std::vector<WrongKernel> kernels(wrong_allowed_sets().begin(), wrong_allowed_sets().end());
+  if (config.checked->wrong_kernels != nullptr) {
+    const std::span<const WrongKernel> own = config.checked->wrong_kernels();
+    kernels.insert(kernels.end(), own.begin(), own.end());
+  }
+  return wrong_oracles(kernels, config.checked->make_oracle, config.function, oracle_tensors(inputs));
 }
 
 void for_each_row(const CheckInputs& inputs, std::span<const int64_t> rows, ThreadTeam& team, const RowWork& work) {
   if (inputs.linear) return for_each_product_row(inputs, rows, work);
   team.run([&](int thread) {
-    TargetReader reader(inputs);
+    RowReader reader(inputs);
     std::vector<double> logits(static_cast<size_t>(inputs.valid));
     for (const int64_t row : rows) {
       if (row % team.size() != thread) continue;

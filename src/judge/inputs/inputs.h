@@ -57,6 +57,7 @@ struct CheckInputs {
   HugeBuffer logits;
   std::optional<LinearTensors> linear;
   TargetTensors target;
+  AllowedSets allowed;
   std::vector<int64_t> labels;
   std::vector<float> token_weights;
   std::vector<float> class_weights;

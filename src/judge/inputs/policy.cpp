@@ -133,7 +133,7 @@ void draw_logps(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& in
   std::vector<oracle::SoftmaxRow> softmax(static_cast<size_t>(team.size()));
   for_each_row(inputs, rows, team, [&](const GivenRow& row, int thread) {
     oracle::SoftmaxRow& values = softmax[static_cast<size_t>(thread)];
-    values.compute(transform, row.logits.logits, row.label);
+    values.compute(transform, row.logits.logits, row.label, row.allowed);
     inputs.summaries[static_cast<size_t>(row.logits.row)] = summarize(values, row.logits);
   });
   const PolicyDraw draw = make_draw(config, inputs);

@@ -17,11 +17,12 @@ class ColumnsRow : public DivergenceRow {
     ids_.clear();
     log_q_.clear();
     for (std::size_t k = 0; k < given.ids.size(); ++k) {
-      if (given.ids[k] < 0) continue;
-      ids_.push_back(given.ids[k]);
+      const std::int64_t id = given.ids[k];
+      if (id < 0 || (!given.allowed.empty() && given.allowed[static_cast<std::size_t>(id)] == 0)) continue;
+      ids_.push_back(id);
       log_q_.push_back(given.target.logits[k]);
     }
-    row_.compute_sparse(options_, given.logits.logits, ids_, log_q_, tail_, given.label);
+    row_.compute_sparse(options_, given.logits.logits, ids_, log_q_, tail_, given.label, given.allowed);
     start_row(given);
     const double magnitude = output_magnitude();
     finish(magnitude, 0, given.logits.errors.empty() ? std::vector<double>() : masses());

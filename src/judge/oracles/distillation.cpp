@@ -31,8 +31,8 @@ class PairRow : public DivergenceRow {
   using DivergenceRow::DivergenceRow;
 
   const OracleValues& compute(const GivenRow& given) override {
-    teacher_.compute(oracle::teacher_transform(options_), given.target.logits, given.label);
-    row_.compute(options_, given.logits.logits, given.target.logits, given.label);
+    teacher_.compute(oracle::teacher_transform(options_), given.target.logits, given.label, given.allowed);
+    row_.compute(options_, given.logits.logits, given.target.logits, given.label, given.allowed);
     start_row(given);
     const double magnitude = set_budget();
     const double teacher_error = error_of_z(teacher_, given.target);
@@ -118,6 +118,7 @@ class PairRow : public DivergenceRow {
                          .scale = gradient.scale,
                          .transformed = is_transformed() || !teacher_.transform().is_identity(),
                          .target = given_.label,
+                         .allowed = student().allowed(),
                          .others_distance = others_distance_};
   }
 

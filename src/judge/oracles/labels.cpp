@@ -23,16 +23,22 @@ class CrossEntropyOracle : public Oracle {
     const auto options = make_oracle_options(*static_cast<const tileloss_cross_entropy_options*>(function.options()));
     oracle_ = std::make_unique<oracle::CrossEntropy>(options, tensors_.labels, tensors_.token_weights, tensors_.class_weights,
                                                      loss_grad_);
+    oracle::CrossEntropyOptions smoothing = options;
+    if (smoothing.label_smoothing != 0) smoothing.label_smoothing = 1;
+    smoothing.z_loss = 0;
+    smoothing_ = std::make_unique<oracle::CrossEntropy>(smoothing, tensors_.labels, tensors_.token_weights,
+                                                        tensors_.class_weights, loss_grad_);
   }
 
-  std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*oracle_); }
+  std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*oracle_, *smoothing_); }
   double reduce(std::span<const RowLoss> losses) const override { return oracle_->reduce(losses); }
   double loss_upstream(std::int64_t row) const override { return oracle_->upstream(row); }
 
  private:
   class Row : public LabelRow {
    public:
-    explicit Row(const oracle::CrossEntropy& oracle) : LabelRow(oracle.options().transform), oracle_(oracle) {}
+    Row(const oracle::CrossEntropy& oracle, const oracle::CrossEntropy& smoothing)
+        : LabelRow(oracle.options().transform), oracle_(oracle), smoothing_(smoothing) {}
     void compute_loss(const oracle::SoftmaxRow& softmax) override {
       oracle_.row_gradient(values_.row, softmax, values_.gradient);
       values_.loss = oracle_.row_loss(values_.row, softmax);
@@ -50,12 +56,21 @@ class CrossEntropyOracle : public Oracle {
     }
 
    private:
+    void set_wrong_shares(double excess, WrongRow& out) const override {
+      const double s = oracle_.options().label_smoothing;
+      oracle::GradientRow part;
+      if (s != 0) smoothing_.row_gradient(values_.row, *values_.softmax, part);
+      for (std::size_t j = 0; j < part.gradient.size(); ++j) out.gradient[j] = excess * s * part.gradient[j];
+      out.loss = excess * values_.loss.smoothing;
+    }
+
     const oracle::CrossEntropy& oracle_;
+    const oracle::CrossEntropy& smoothing_;
   };
 
   OracleTensors tensors_;
   std::vector<double> loss_grad_;
-  std::unique_ptr<oracle::CrossEntropy> oracle_;
+  std::unique_ptr<oracle::CrossEntropy> oracle_, smoothing_;  // smoothing_: of s = 1, what s multiplies
 };
 
 class LogprobsOracle : public Oracle {
@@ -86,6 +101,12 @@ class LogprobsOracle : public Oracle {
     }
 
    private:
+    void set_wrong_shares(double excess, WrongRow& out) const override {
+      oracle::GradientRow part;
+      oracle::logprobs_gradient(*values_.softmax, {0, 0, 0, excess * oracle_.row_upstream(values_.row).mean}, part);
+      out.gradient = part.gradient;
+    }
+
     const LogprobsOracle& oracle_;
   };
 
@@ -108,11 +129,31 @@ void OracleRow::start(const GivenRow& given, const oracle::SoftmaxRow& softmax, 
 }
 
 const OracleValues& LabelRow::compute(const GivenRow& given) {
-  softmax_.compute(transform_, given.logits.logits, given.label);
+  softmax_.compute(transform_, given.logits.logits, given.label, given.allowed);
   start(given, softmax_, softmax_);
   compute_loss(softmax_);
   values_.reference = make_row_reference(softmax_, values_.gradient);
   return values_;
+}
+
+double OracleRow::class_excess() const {
+  return static_cast<double>(values_.softmax->classes()) / static_cast<double>(values_.softmax->vocab()) - 1;
+}
+
+void OracleRow::set_wrong(std::string_view, WrongRow& out) const {
+  out.outputs[kMeanLogit] = class_excess() * values_.outputs.own.mean_logit;
+}
+
+void LabelRow::set_wrong(std::string_view kernel, WrongRow& out) const {
+  OracleRow::set_wrong(kernel, out);
+  set_wrong_shares(class_excess(), out);
+}
+
+std::vector<std::uint8_t> AllowedSets::of_row(std::int64_t row, std::int64_t valid) const {
+  if (words.empty()) return {};
+  const std::int64_t first = is_shared ? 0 : row * row_words;
+  return oracle::unpack_allowed(std::span(words).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(row_words)),
+                                valid);
 }
 
 double Oracle::reduce_magnitudes(std::span<const RowLoss> magnitudes) const { return std::abs(reduce(magnitudes)); }

@@ -7,6 +7,7 @@
 #ifndef TILELOSS_JUDGE_ORACLES_ORACLE_H_
 #define TILELOSS_JUDGE_ORACLES_ORACLE_H_
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -25,11 +26,22 @@
 
 namespace tileloss::tools {
 
+// The columns that each row's softmax runs over, as a call has them. No words: all columns.
+struct AllowedSets {
+  std::int64_t row_words = 0;  // ceil(V / 32)
+  bool is_shared = false;      // one set for all rows
+  std::vector<std::int32_t> words;
+
+  // Of the row's valid columns.
+  std::vector<std::uint8_t> of_row(std::int64_t row, std::int64_t valid) const;
+};
+
 // What an oracle reads besides the options and the rows. Empty: not given.
 struct OracleTensors {
   std::vector<std::int64_t> labels;  // [N], ignore_index in every row that is not in use
   std::vector<double> token_weights, class_weights, loss_grad;
   std::vector<double> logp_grad, lse_grad, entropy_grad, mean_logit_grad;  // one value, or one a row
+  AllowedSets allowed;
   PolicyTensors policy;
   std::vector<std::uint8_t> used;  // of a policy loss: the rows in use, and what the oracle knows of each
   std::vector<RowSummary> summaries;
@@ -42,6 +54,7 @@ struct GivenRow {
   // A teacher's logits, class probabilities, or the log q of the columns `ids` of a teacher (negative: no column).
   LogitsRow target = {};
   std::span<const std::int64_t> ids = {};
+  oracle::Allowed allowed = {};  // the columns that its softmax runs over; empty: all
 };
 
 // What the oracle has of a row, and what float32 may get wrong in it. The pointers and spans are those of the OracleRow.
@@ -62,7 +75,8 @@ struct OracleValues {
 // What a wrong kernel's row has over the right one's (judge/oracles/wrong_kernel.h).
 struct WrongRow {
   std::vector<double> gradient;  // [valid columns]
-  double loss = 0, divergence = 0, teacher_entropy = 0;
+  double loss = 0;
+  std::array<double, kOutputCount> outputs{};  // of those that need not match exactly
 };
 
 class OracleRow {
@@ -71,8 +85,9 @@ class OracleRow {
   virtual const OracleValues& compute(const GivenRow& given) = 0;
   // Of the computed row: what its loss and gradient are made of, by name.
   virtual std::vector<std::pair<std::string, double>> terms() const = 0;
-  // Of a wrong kernel that is right for no other call, whose gradient here is 0.
-  virtual void set_wrong(std::string_view /*kernel*/, WrongRow& /*difference*/) const {}
+  // Of a wrong kernel that is right for no other call, whose gradient here is 0. Of all functions alike: the mean logit of one
+  // that takes the vocabulary's number of classes for the set's.
+  virtual void set_wrong(std::string_view kernel, WrongRow& difference) const;
 
   const GivenRow& given() const { return given_; }
   const OracleValues& values() const { return values_; }
@@ -80,6 +95,8 @@ class OracleRow {
  protected:
   // Softmax and outputs of a row whose logp is `of_logp`'s.
   void start(const GivenRow& given, const oracle::SoftmaxRow& softmax, const oracle::SoftmaxRow& of_logp);
+  // What 1 / V is over 1 / |A|, less 1.
+  double class_excess() const;
 
   GivenRow given_;
   OracleValues values_;
@@ -90,10 +107,13 @@ class LabelRow : public OracleRow {
  public:
   explicit LabelRow(const oracle::Transform& transform) : transform_(transform) {}
   const OracleValues& compute(const GivenRow& given) final;
+  void set_wrong(std::string_view kernel, WrongRow& difference) const final;
 
  protected:
   // The values' gradient, loss and its magnitude.
   virtual void compute_loss(const oracle::SoftmaxRow& softmax) = 0;
+  // What the classes' shares give in the loss and its gradient, times `excess`.
+  virtual void set_wrong_shares(double /*excess*/, WrongRow& /*difference*/) const {}
 
  private:
   oracle::Transform transform_;

@@ -1,4 +1,5 @@
 // soft_cross_entropy: class probabilities in place of a label.
+#include <algorithm>
 #include <cmath>
 
 #include "judge/oracles/weighted.h"
@@ -20,10 +21,10 @@ class ProbabilitiesOracle : public WeightedOracle {
     explicit Row(const ProbabilitiesOracle& oracle) : oracle_(oracle) {}
 
     const OracleValues& compute(const GivenRow& given) override {
-      softmax_.compute(oracle_.options().student, given.logits.logits, given.label);
+      softmax_.compute(oracle_.options().student, given.logits.logits, given.label, given.allowed);
       start(given, softmax_, softmax_);
       set_target();
-      soft_labels_row(oracle_.options().student, given.logits.logits, target_, 0, soft_);
+      soft_labels_row(oracle_.options().student, given.logits.logits, target_, 0, soft_, given.allowed);
       const double magnitude = output_magnitude();
       const double factor = oracle_.factor(values_.row);
       values_.loss.cross_entropy = oracle_.oracle().token_weight(values_.row) * soft_.loss;
@@ -47,24 +48,45 @@ class ProbabilitiesOracle : public WeightedOracle {
               {"loss_grad", oracle_.oracle().upstream(values_.row)}};
     }
 
-    void set_wrong(std::string_view, WrongRow& out) const override {  // sum_taken_as_one: p for p times the sum of c q
+    void set_wrong(std::string_view kernel, WrongRow& out) const override {
       double sum = 0;
-      for (const double q : target_) sum += q;
+      std::vector<double> target = target_;
+      if (kernel == "sum_taken_as_one") {  // p for p times the sum of c q
+        for (const double q : target) sum += q;
+        sum = 1 - sum;
+        std::fill(target.begin(), target.end(), 0);
+      } else {
+        OracleRow::set_wrong(kernel, out);
+        const double excess = class_excess() * share();
+        for (std::size_t j = 0; j < target.size(); ++j) {
+          const auto column = static_cast<std::int64_t>(j);
+          target[j] = softmax_.is_allowed(column) ? class_weight(j) * excess : 0;
+          sum += target[j];
+          if (target[j] == 0) continue;
+          const double log_p = (softmax_.logits_z()[j] - softmax_.max()) - softmax_.log_sum();
+          out.loss -= oracle_.oracle().token_weight(values_.row) * target[j] * log_p;
+        }
+      }
       for (std::size_t j = 0; j < out.gradient.size(); ++j) {
         const auto column = static_cast<std::int64_t>(j);
-        out.gradient[j] = oracle_.factor(values_.row) * (1 - sum) * softmax_.p(column) * softmax_.dz_dx(column);
+        out.gradient[j] = oracle_.factor(values_.row) * (sum * softmax_.p(column) - target[j]) * softmax_.dz_dx(column);
       }
     }
 
    private:
+    double class_weight(std::size_t column) const {
+      const std::vector<double>& weights = oracle_.tensors().class_weights;
+      return weights.empty() ? 1 : weights[column];
+    }
+    double share() const { return oracle_.smoothing_ / static_cast<double>(softmax_.classes()); }
+
     // c_j q'_j
     void set_target() {
       const std::span<const double> probs = given_.target.logits;
-      const std::vector<double>& weights = oracle_.tensors().class_weights;
-      const double s = oracle_.smoothing_;
       target_.resize(probs.size());
       for (std::size_t j = 0; j < probs.size(); ++j) {
-        target_[j] = (weights.empty() ? 1 : weights[j]) * ((1 - s) * probs[j] + s / static_cast<double>(probs.size()));
+        const bool is_class = softmax_.is_allowed(static_cast<std::int64_t>(j));
+        target_[j] = class_weight(j) * ((1 - oracle_.smoothing_) * probs[j] + (is_class ? share() : 0));
       }
     }
 

@@ -11,6 +11,7 @@ RowReference make_row_reference(const oracle::SoftmaxRow& softmax, const oracle:
           .scale = gradient.scale,
           .transformed = !softmax.transform().is_identity(),
           .target = softmax.label(),
+          .allowed = softmax.allowed(),
           .others_distance = others_distance(softmax)};
 }
 

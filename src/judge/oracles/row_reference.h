@@ -24,6 +24,7 @@ struct RowReference {
   double scale = 0.0;                 // see oracle::GradientRow
   bool transformed = false;
   std::int64_t target = 0;
+  oracle::Allowed allowed = {};  // outside the gradient must be exactly 0; empty: nowhere
   double others_distance = 0.0;  // mean of m - z over the columns but the target, weighted by p
 };
 

@@ -97,13 +97,13 @@ void DivergenceRow::set_wrong(std::string_view kernel, WrongRow& out) const {
   if (kernel == "base_2") {
     const double bits = 1 / std::numbers::ln2 - 1, share = options_.divergence_weight;
     row_.add_divergence_gradient(divergence_factor() * bits, out.gradient, magnitude);
-    out.divergence = bits * values_.outputs.divergence;
+    out.outputs[kDivergence] = bits * values_.outputs.divergence;
     out.loss = oracle_.oracle().token_weight(values_.row) * share * bits * row_.outputs().divergence;
   } else if (kernel == "label_term_dropped") {
     row_.add_cross_entropy_gradient(-oracle_.factor(values_.row) * options_.label_weight, out.gradient, magnitude);
     out.loss = oracle_.oracle().token_weight(values_.row) * options_.label_weight * row_.outputs().logp;
   } else {
-    return;
+    return OracleRow::set_wrong(kernel, out);
   }
   for (std::size_t j = 0; j < out.gradient.size(); ++j) out.gradient[j] *= row_.student().dz_dx(static_cast<std::int64_t>(j));
 }

@@ -117,6 +117,40 @@ bool forget_smoothing(WrongCall& call) {
 
 bool forget_class_weights(WrongCall& call) { return !std::exchange(call.tensors.class_weights, {}).empty(); }
 
+bool has_sets(const WrongCall& call) { return !call.tensors.allowed.words.empty(); }
+
+bool ignore_allowed(WrongCall& call) {
+  call.change_allowed = [](const WrongCall&, const GivenRow&) { return std::vector<std::uint8_t>(); };
+  return has_sets(call);
+}
+
+bool shift_allowed(WrongCall& call) {
+  call.change_allowed = [](const WrongCall&, const GivenRow& given) {
+    std::vector<std::uint8_t> allowed(given.allowed.begin(), given.allowed.end());
+    std::rotate(allowed.begin(), allowed.end() - 1, allowed.end());
+    return allowed;
+  };
+  return has_sets(call);
+}
+
+bool take_neighbours_allowed(WrongCall& call) {
+  call.change_allowed = [](const WrongCall& wrong, const GivenRow& given) {
+    const std::int64_t next = (given.logits.row + 1) % std::ssize(wrong.tensors.labels);
+    return wrong.tensors.allowed.of_row(next, std::ssize(given.allowed));
+  };
+  return has_sets(call) && !call.tensors.allowed.is_shared;
+}
+
+bool count_all_classes(WrongCall& call) { return is_by_row(call, has_sets(call)); }
+
+constexpr std::array kAllowedSets{
+    WrongKernel{"allowed_ignored", "the softmax runs over all columns", true, ignore_allowed},
+    WrongKernel{"allowed_shifted", "each column has the bit of the one before it", true, shift_allowed},
+    WrongKernel{"allowed_of_neighbour", "a row has the next row's set", true, take_neighbours_allowed},
+    WrongKernel{"classes_of_vocabulary", "smoothing and the mean logit are over the vocabulary's number of classes", true,
+                count_all_classes},
+};
+
 constexpr WrongKernel kDirectionSwapped{"direction_swapped", "the KL is the other direction's", true, swap_direction};
 constexpr WrongKernel kBetaSwapped{"beta_swapped", "1 - beta stands for beta", true, swap_beta};
 constexpr WrongKernel kSquareForgotten{"square_forgotten", "the temperature's square is missing", true, forget_square};
@@ -192,20 +226,21 @@ constexpr std::array kPolicyLosses{
 
 }  // namespace
 
+std::span<const WrongKernel> wrong_allowed_sets() { return kAllowedSets; }
 std::span<const WrongKernel> wrong_policy_losses() { return kPolicyLosses; }
 std::span<const WrongKernel> wrong_distillations() { return kDistillations; }
 std::span<const WrongKernel> wrong_sparse_distillations() { return kSparseDistillations; }
 std::span<const WrongKernel> wrong_soft_cross_entropies() { return kSoftCrossEntropies; }
 
 WrongOracle::WrongOracle(const WrongKernel& kernel, MakeOracle make, WrongCall call)
-    : kernel_(&kernel), call_(std::move(call)), oracle_(call_.is_by_row ? nullptr : make(call_.function, call_.tensors)) {}
+    : kernel_(kernel), call_(std::move(call)), oracle_(call_.is_by_row ? nullptr : make(call_.function, call_.tensors)) {}
 
 WrongRow WrongOracle::compare(const OracleRow& right) const {
   const OracleValues& values = right.values();
   WrongRow out;
   out.gradient.assign(values.gradient.gradient.size(), 0);
   if (oracle_ == nullptr) {
-    right.set_wrong(kernel_->name, out);
+    right.set_wrong(kernel_.name, out);
   } else {
     GivenRow given = right.given();
     std::vector<double> target(given.target.logits.begin(), given.target.logits.end());
@@ -213,22 +248,25 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
       call_.change_target(given, target);
       given.target.logits = target;
     }
+    std::vector<std::uint8_t> allowed;
+    if (call_.change_allowed != nullptr) given.allowed = allowed = call_.change_allowed(call_, given);
     const std::unique_ptr<OracleRow> row = oracle_->new_row();
     const OracleValues& other = row->compute(given);
     for (std::size_t j = 0; j < out.gradient.size(); ++j) {
       out.gradient[j] = other.gradient.gradient[j] - values.gradient.gradient[j];
     }
     out.loss = other.loss.total() - values.loss.total();
-    out.divergence = other.outputs.divergence - values.outputs.divergence;
-    out.teacher_entropy = other.outputs.teacher_entropy - values.outputs.teacher_entropy;
+    for (std::size_t o = 0; o < kOutputCount; ++o) {
+      const RowOutput& output = checked_outputs()[o];
+      if (!output.is_exact()) out.outputs[o] = output.expected(other.outputs) - output.expected(values.outputs);
+    }
   }
   for (std::size_t j = 0; j < out.gradient.size(); ++j) {
     if (!std::isfinite(values.gradient.gradient[j])) out.gradient[j] = 0;
   }
-  for (const auto& [value, difference] : {std::pair(values.loss.total(), &out.loss),
-                                          {values.outputs.divergence, &out.divergence},
-                                          {values.outputs.teacher_entropy, &out.teacher_entropy}}) {
-    if (!std::isfinite(value)) *difference = 0;
+  if (!std::isfinite(values.loss.total())) out.loss = 0;
+  for (std::size_t o = 0; o < kOutputCount; ++o) {
+    if (!std::isfinite(checked_outputs()[o].expected(values.outputs))) out.outputs[o] = 0;
   }
   return out;
 }

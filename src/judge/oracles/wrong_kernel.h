@@ -16,17 +16,20 @@ struct WrongCall {
   OracleTensors tensors;
   // Makes another target of the row's; `target` has its memory.
   void (*change_target)(GivenRow& given, std::vector<double>& target) = nullptr;
+  // Another set of the row's.
+  std::vector<std::uint8_t> (*change_allowed)(const WrongCall& call, const GivenRow& given) = nullptr;
   bool is_by_row = false;  // the kernel is right for no call: OracleRow::set_wrong
 };
 
 struct WrongKernel {
   const char* name;
   const char* description;
-  bool has_value;  // a row's loss, divergence or teacher's entropy shows it too
+  bool has_value;  // a row's loss or an output shows it too
   // Makes of the right call the one that the kernel is right for. False: the options cannot tell it from the right one.
   bool (*change)(WrongCall& call);
 };
 
+std::span<const WrongKernel> wrong_allowed_sets();  // of every function
 std::span<const WrongKernel> wrong_policy_losses();
 std::span<const WrongKernel> wrong_distillations();
 std::span<const WrongKernel> wrong_sparse_distillations();
@@ -36,12 +39,12 @@ class WrongOracle {
  public:
   WrongOracle(const WrongKernel& kernel, MakeOracle make, WrongCall call);
 
-  const WrongKernel& kernel() const { return *kernel_; }
+  const WrongKernel& kernel() const { return kernel_; }
   // What it has over the right one, whose row is computed; 0 where that is not finite.
   WrongRow compare(const OracleRow& right) const;
 
  private:
-  const WrongKernel* kernel_;
+  WrongKernel kernel_;
   WrongCall call_;
   std::unique_ptr<Oracle> oracle_;
 };

@@ -59,6 +59,12 @@ void GuardBuffer::make_guard_page(std::size_t offset) {
   if (mprotect(data_ + offset, page_bytes(), PROT_NONE) != 0) throw std::bad_alloc();
 }
 
+void GuardBuffer::hide(std::size_t offset, std::size_t bytes) {
+  const std::size_t page = page_bytes(), start = static_cast<std::size_t>(data_ - inner_) + offset;
+  const std::size_t first = start / page * page, end = (start + bytes + page - 1) / page * page;
+  if (mprotect(inner_ + first, end - first, PROT_NONE) != 0) throw std::bad_alloc();
+}
+
 bool GuardBuffer::contains(std::uintptr_t address) const {
   return address - reinterpret_cast<std::uintptr_t>(mapping_) < mapping_bytes_;
 }

@@ -40,6 +40,8 @@ class GuardBuffer {
   bool canary_intact() const;  // nothing was written between the data and the inner pages' ends
   // Takes the access from whole pages within the data: [offset, offset + page_bytes()) from its start.
   void make_guard_page(std::size_t offset);
+  // And from every page that holds some of [offset, offset + bytes).
+  void hide(std::size_t offset, std::size_t bytes);
   // The data, what keeps it off its pages' ends, or the guards, which are wide enough to tell whose overrun it was.
   bool contains(std::uintptr_t address) const;
 

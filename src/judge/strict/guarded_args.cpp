@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "support/format.h"
@@ -175,6 +176,13 @@ void GuardedArgs::insert_guard_pages(Region& region) {
     const size_t start = row_offset(region.view, i);
     const size_t previous_end = row_offset(region.view, i - 1) + row_bytes(region.view);
     region.buffer.make_guard_page(layout_.flush == Flush::kRight ? previous_end : start - GuardBuffer::page_bytes());
+  }
+}
+
+void GuardedArgs::hide_sets(const std::vector<int64_t>& rows) {
+  for (Region& region : regions_) {
+    if (region.view.name != std::string_view("allowed") || !is_apart(region.view) || region.view.rows == 1) continue;
+    for (const int64_t row : rows) region.buffer.hide(row_offset(region.view, row), row_bytes(region.view));
   }
 }
 

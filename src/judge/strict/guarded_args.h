@@ -51,6 +51,8 @@ class GuardedArgs {
   static bool is_of_use(const tileloss_args& given, GuardLayout layout);
 
   const tileloss_args& args() const { return args_; }
+  // Takes the access from the words of these rows' sets, where the layout has each row's on pages of its own.
+  void hide_sets(const std::vector<int64_t>& rows);
   // As large as the plan says, and not a byte more.
   tileloss_run add_workspace(const tileloss_plan& plan);
 

@@ -147,6 +147,18 @@ KernelHints same_choices(const tileloss_plan& plan) {
   return hints;
 }
 
+// By label or mask, as far as these have the types that a check gives them.
+std::vector<int64_t> unused_rows(const Function& function, const tileloss_args& args) {
+  const int64_t ignored = function.get_integer("ignore_index", -100);
+  const bool has_mask = args.mask.dtype == TILELOSS_UINT8 && args.mask.stride == 1;
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; args.labels.dtype == TILELOSS_INT64 && i < args.labels.size; ++i) {
+    const bool is_masked = has_mask && static_cast<const uint8_t*>(args.mask.data)[i] == 0;
+    if (is_masked || static_cast<const int64_t*>(args.labels.data)[i * args.labels.stride] == ignored) rows.push_back(i);
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::string StrictReport::text() const {
@@ -171,6 +183,7 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
     ++report.layouts;
     GuardedArgs guarded(pass, args, layout, function.get_integer("accumulate", 0) != 0);
     const tileloss_plan guarded_plan = make_plan(function, pass, guarded.args(), same_choices(plan));
+    guarded.hide_sets(unused_rows(function, args));
     const tileloss_run run = guarded.add_workspace(guarded_plan);
     const auto work = [&] {
       kernel(function, pass, guarded.args(), guarded_plan, &run);

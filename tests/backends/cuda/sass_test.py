@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-KERNEL = re.compile(r"whole_rowsI\w*8Bfloat16ELb1E\w*CrossEntropy")
+KERNEL = re.compile(r"whole_rowsI\w*8Bfloat16ELb1ELb0E\w*CrossEntropy")
 COLUMNS = 32  # of a thread's round: 4 groups of 8
 MOST_INSTRUCTIONS = 11  # a column, all three loops together
 MOST_REGISTERS = 65536 // (2 * 384)  # two blocks a multiprocessor

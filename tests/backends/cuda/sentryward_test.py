@@ -27,7 +27,7 @@ JOB = {
 }
 ROWS = ("labels", "states", "stats", "results")
 ARGUMENTS = (
-    (152, JOB | {112 + 8 * i: name for i, name in enumerate(ROWS)}),
+    (176, JOB | {112 + 8 * i: name for i, name in enumerate(ROWS)}),
     (16, {0: "loss"}),
     (8, {0: 1}),
 )

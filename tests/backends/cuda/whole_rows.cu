@@ -9,11 +9,11 @@ namespace tileloss::impl {
 using cuda::SweepJob;
 using Coefficients = device::CoefficientsOf<CrossEntropy>;
 
-template __global__ void cuda::whole_rows<Bfloat16, true, Coefficients>(SweepJob, Coefficients, bool);
+template __global__ void cuda::whole_rows<Bfloat16, true, false, Coefficients>(SweepJob, Coefficients, bool);
 
 static_assert(offsetof(SweepJob, dlogits) == 32 && offsetof(SweepJob, columns) == 64 && offsetof(SweepJob, slices) == 88 &&
               offsetof(SweepJob, transform) == 96 && offsetof(SweepJob, rows.label_columns) == 112 &&
-              offsetof(SweepJob, rows.results) == 136 && sizeof(SweepJob) == 152);
+              offsetof(SweepJob, rows.results) == 136 && sizeof(SweepJob) == 176);
 static_assert(sizeof(Coefficients) == 16);
 
 }  // namespace tileloss::impl

@@ -32,6 +32,7 @@ class Options:
 
     token_accuracy: bool = False
     logits_in_evaluation: bool = True
+    main_grad: bool = False
 
     def skips_logits(self, model: PreTrainedModel, call: LossCall) -> bool:
         if call.skip_logits is None:
@@ -170,7 +171,7 @@ def _without_logits(model: PreTrainedModel, call: LossCall, kwargs: dict[str, An
         hidden = _heads.hidden_of_linear(model, head, hidden)
         return plan.output_type(logits=hidden, **fields)
     rows = Rows(arguments["labels"], hidden, call, plan.loss == SHIFTED)
-    losses = _losses.of_hidden(model, plan, head, rows)
+    losses = _losses.of_hidden(model, plan, head, rows, state.options.main_grad)
     loss, accuracy = _heads.run_to_linear(model, head, hidden, losses)
     if plan.router is not None and arguments["output_router_logits"]:
         fields["aux_loss"] = _losses.router_loss(model, plan, outputs, arguments["attention_mask"])
@@ -230,7 +231,7 @@ def losses_of_hidden(
     state: PatchState = getattr(model, STATE)
     assert state.plan is not None and state.head is not None
     rows = Rows(labels, hidden, call, shifts=True)
-    losses = _losses.of_hidden(model, state.plan, state.head, rows)
+    losses = _losses.of_hidden(model, state.plan, state.head, rows, state.options.main_grad)
     found: Losses = _heads.run_at_linear(model, state.head, hidden, losses)
     return found
 
@@ -260,7 +261,8 @@ def smoothed_loss(
     if isinstance(outputs, HiddenForLoss) and outputs.hidden is not None:
         call = call._replace(shift_labels=outputs.shift_labels, token_weights=outputs.token_weights)
         rows = Rows(labels, outputs.hidden, call, shifts)
-        losses = _losses.of_hidden(model, plan, head, rows, compute_dtype=outputs.compute_dtype)
+        adds, dtype = state.options.main_grad, outputs.compute_dtype
+        losses = _losses.of_hidden(model, plan, head, rows, adds, compute_dtype=dtype)
         loss: torch.Tensor = _heads.run_at_linear(model, head, outputs.hidden, losses)[0]
         return loss
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

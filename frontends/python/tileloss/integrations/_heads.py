@@ -28,9 +28,25 @@ Function = Callable[[torch.Tensor], Any]
 class Matrices(NamedTuple):
     """What the hidden states are multiplied by."""
 
+    place: str  # the Linear's path, for messages
     weight: Any
     bias: Any
     is_cut: bool  # over the ranks of transformers' tensor parallelism
+
+    def main_grad(self) -> torch.Tensor | None:
+        """The weight's, to which its gradient is to be added; None where it gets none.
+
+        Raises ValueError where it has none: what FSDP gathers and what peft merges are not the parameter that has.
+        """
+        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+            return None
+        found: torch.Tensor | None = getattr(self.weight, "main_grad", None)
+        if found is None:
+            raise ValueError(
+                f"{self.place}.weight.main_grad: expected a float32 tensor of the weight's shape, to which "
+                "patch(main_grad=True) adds its gradient, got none"
+            )
+        return found
 
     def cross_entropy(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
         loss: torch.Tensor = self._functions().linear_cross_entropy(
@@ -89,7 +105,7 @@ class HeadPlan:
         _head_wrappers.refuse_fsdp1(place, weight)
         for module, _ in steps:
             weight = _head_wrappers.with_trained_tokens(module, weight, linear.bias)
-        return Matrices(weight, linear.bias, _head_wrappers.is_cut(linear))
+        return Matrices(place, weight, linear.bias, _head_wrappers.is_cut(linear))
 
     def parameters(self, model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
         """The Linear's, and those of what is wrapped around it alone."""

@@ -78,7 +78,12 @@ class Rows:
 
 
 def of_hidden(
-    model: PreTrainedModel, plan: ForwardPlan, head: HeadPlan, rows: Rows, **how: Any
+    model: PreTrainedModel,
+    plan: ForwardPlan,
+    head: HeadPlan,
+    rows: Rows,
+    adds_to_main_grad: bool,
+    **how: Any,
 ) -> Callable[[torch.Tensor], Losses]:
     """The losses of the hidden states that the head's Linear would get."""
     softcap = None if plan.softcap is None else resolve(model, plan.softcap)
@@ -93,7 +98,10 @@ def of_hidden(
         if vocab is not None:
             transform["valid_vocab"] = min(vocab, matrices.weight.shape[0])
         here = rows.to(hidden.device)
-        loss = matrices.cross_entropy(hidden, here.labels, **transform, **here.options, **how)
+        added = {"linear_weight_grad": matrices.main_grad()} if adds_to_main_grad else {}
+        loss = matrices.cross_entropy(
+            hidden, here.labels, **transform, **here.options, **added, **how
+        )
         if not rows.call.token_accuracy:
             return loss, None
         with torch.no_grad():

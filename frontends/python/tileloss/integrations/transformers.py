@@ -27,7 +27,11 @@ _FROM_VERSION, _BELOW_VERSION = 5, 6
 
 
 def patch(
-    model: PreTrainedModel, *, token_accuracy: bool = False, logits_in_evaluation: bool = True
+    model: PreTrainedModel,
+    *,
+    token_accuracy: bool = False,
+    logits_in_evaluation: bool = True,
+    main_grad: bool = False,
 ) -> PreTrainedModel:
     """Makes ``model(..., labels=...)`` compute its loss without logits while ``model.training``; returns the model.
 
@@ -48,6 +52,9 @@ def patch(
         token_accuracy: a call with labels answers with ``token_accuracy`` too, the share of the labels that count whose token is
             the likeliest. It costs one product with the head.
         logits_in_evaluation: False: a call with labels gives no logits in eval either, unless it has ``skip_logits=False``.
+        main_grad: each backward adds the head's gradient, not rounded, to the weight's attribute ``main_grad``, float32 and of
+            its shape, as Megatron-LM's; the weight gets no ``.grad`` of the loss. Its embedding, where the two are tied, still
+            does. A call that would train a head without one is refused (docs/users/memory.md, "Micro-batches from PyTorch").
 
     Raises:
         ImportError: transformers is not installed.
@@ -62,10 +69,12 @@ def patch(
     from tileloss.integrations._fused_forward import STATE, Options
 
     _require_model(model)
-    options = Options(token_accuracy, logits_in_evaluation)
+    options = Options(token_accuracy, logits_in_evaluation, main_grad)
     state = getattr(model, STATE, None)
     if state is not None and _patched_class.reaches(model.forward, type(model).forward):
         setattr(model, STATE, dataclasses.replace(state, options=options))
+        if getattr(state, "patched_inner", False):
+            patch(getattr(model, state.inner), main_grad=main_grad)
         return model
     dispatched = _patched_class.is_dispatched(model)
     if "forward" in model.__dict__ and not dispatched:
@@ -97,7 +106,7 @@ def _state_around(model: PreTrainedModel, path: str, options: Any) -> Any:
     _inner_forward.check_model(model, inner)
     already = hasattr(inner, _fused_forward.STATE)
     if not already:
-        patch(inner)
+        patch(inner, main_grad=options.main_grad)
     return _inner_forward.InnerState(options, path, not already)
 
 

@@ -24,7 +24,7 @@ _DRAWN = (
 _SOURCES = {
     "head": "lm_head", "teacher_logits": "teacher",
     **{name: name for name in (
-        "logits", "labels", "hidden", "bias", "mask", "advantages", "old_logp", "ref_logp", "sampler_logp",
+        "logits", "labels", "hidden", "bias", "allowed", "mask", "advantages", "old_logp", "ref_logp", "sampler_logp",
     )},
 }  # fmt: skip
 _NOT_OF_CASES = ("kernel", "head_layout", "strict", "output", "level", "loss")
@@ -51,7 +51,7 @@ def check(
     bfloat16 gradient, may be.
 
     ``fn`` gets logits [N,V], or hidden [N,H] and head [V,H], then a teacher's, then labels [N], or class probabilities in their
-    place, and advantages [B], by position; by name what else the case has: ``mask``, ``old_logp``, ``ref_logp``,
+    place, and advantages [B], by position; by name what else the case has: ``allowed``, ``mask``, ``old_logp``, ``ref_logp``,
     ``sampler_logp``, ``bias``, ``class_weights``, ``token_weights``. Of a policy loss everything with a value a row is [B,T] or
     [B,T,V]. Rows that do not count hold 0 and have the label -100.
 
@@ -68,13 +68,14 @@ def check(
             not 1. "case": a `Case`; ``fn`` returns a dict that has the gradients too.
         dtype: of logits, or hidden states and head: "float32", "bfloat16", "float16", or one of PyTorch, JAX or numpy.
         inputs: tensors of your own in place of drawn ones, by name: logits, or hidden, head and bias; labels, mask, advantages,
-            old_logp, ref_logp, sampler_logp, teacher_logits; of any framework, rows as [N] or [B,T].
+            old_logp, ref_logp, sampler_logp, teacher_logits, allowed; of any framework, rows as [N] or [B,T].
         backwards: how often the backward is called; the last one's gradients are judged. 0: the forward alone is.
         mutants: also plant wrong gradients in what has passed, each of which must fail.
         device: of PyTorch's tensors.
         settings: keys of a gradcheck config (docs/users/gradcheck.md); None leaves a default out. Options of the loss by name,
             ``preset``; ``batch_size``, ``seq_len``, ``vocab_size``, ``hidden_size``, ``seed``, ``ignore_prob`` (0.2),
-            ``mask_prob``; ``class_weights``, ``token_weights`` and ``bias`` ("random"); ``outputs``: row outputs that ``fn`` has
+            ``mask_prob``; ``allowed``, the sets of columns that rows' softmaxes run over ("half", "sparse", ...);
+            ``class_weights``, ``token_weights`` and ``bias`` ("random"); ``outputs``: row outputs that ``fn`` has
             to return; ``gradients`` among dhidden, dhead and dbias; ``upstream``: "random", of a loss a row "per_row", and "ones"
             with numpy; ``source``: {"distribution": "confident"}; ``tolerances``: of float32 from logits {"ulp": 8,
             "normwise": 8}, what a plain log-softmax needs, else 1.

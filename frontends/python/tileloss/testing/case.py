@@ -85,6 +85,16 @@ class Case:
         return self.tensors["head"].shape[0]
 
     @property
+    def allowed(self) -> np.ndarray:
+        """[N, valid_vocab] bool: the columns that each row's softmax runs over. All of them where the case has no sets."""
+        shape = (len(self.tensors["labels"]), self.valid_vocab)
+        if "allowed" not in self.tensors:
+            return np.ones(shape, bool)
+        words = np.ascontiguousarray(self.tensors["allowed"]).astype("<i4")
+        bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
+        return np.broadcast_to(bits[:, : shape[1]].astype(bool), shape)
+
+    @property
     def differentiated(self) -> list[str]:
         """The outputs that have an upstream gradient in the case."""
         return [name.removesuffix("_grad") for name in self.tensors if name.endswith("_grad")]
@@ -111,8 +121,9 @@ class Case:
             raise Refused(f"{', '.join(others)}: not offered")
 
     def with_numbers(self) -> Case:
-        """The same for implementations that read everything: what tileloss never reads and is NaN here becomes 0, the labels of
-        masked rows ignore_index, an absent bias whose gradient is asked for 0. Offsets of sequences of one length are left out.
+        """The same for implementations that read everything: what tileloss never reads and is NaN here becomes 0, logits
+        outside a row's set too; the labels of masked rows ignore_index, an absent bias whose gradient is asked for 0. Offsets of
+        sequences of one length are left out.
         """
         used, valid = self.in_use, self.valid_vocab
         tensors = {name: np.array(array) for name, array in self.tensors.items()}
@@ -123,10 +134,14 @@ class Case:
             tensors[name][~used] = 0
         if "teacher_ids" in tensors:
             tensors["teacher_ids"][~used] = -1
+        if "allowed" in tensors and not self._is_shared("allowed"):
+            tensors["allowed"][~used] = -1
         if "logits" in tensors:
             tensors["logits"][:, valid:] = 0
             for name in {"teacher_logits", "target_probs"} & set(tensors):
                 tensors[name][:, valid:] = 0
+            for name in {"logits", "teacher_logits"} & set(tensors):
+                tensors[name][:, :valid][~self.allowed] = 0
         else:
             for name in {"head", "bias", "teacher_head", "teacher_bias"} & set(tensors):
                 tensors[name][valid:] = 0
@@ -155,17 +170,24 @@ class Case:
         left_out = ["labels"] if "target_probs" in self.tensors else []
         names = [n for n in self.tensors if n not in left_out and not n.endswith("_grad")]
         found = {name: self._in_batch(name, get(name)) for name in names}
+        if "allowed" in found and self._is_shared("allowed"):
+            found["allowed"] = get("allowed")[0]
         first = [found.pop(name) for name in _POSITIONAL if name in found]
         return first, found
 
     def _in_batch(self, name: str, array: Any) -> Any:
         if "advantages" not in self.tensors or "sequence_offsets" in self.tensors:
             return array
-        of_rows = {*_ROWS, "labels", "mask"}
+        of_rows = {*_ROWS, "labels", "mask", "allowed"}
         if self.options.get("advantage_level") == "token":
             of_rows.add("advantages")
         shape = (self.batch_size, self.seq_len, *array.shape[1:])
-        return array.reshape(shape) if name in of_rows else array
+        is_of_row = name in of_rows and not self._is_shared(name)
+        return array.reshape(shape) if is_of_row else array
+
+    def _is_shared(self, name: str) -> bool:
+        """One row of it is all rows'."""
+        return len(self.tensors[name]) < len(self.tensors["labels"])
 
     # ------------------------------------------------------------------------------------------------------------- PyTorch
 
@@ -189,6 +211,12 @@ class Case:
         import torch
 
         return torch.from_numpy(self.in_use).to(self.device)
+
+    def torch_allowed(self) -> Tensor:
+        """`allowed` for PyTorch."""
+        import torch
+
+        return torch.from_numpy(self.allowed.copy()).to(self.device)
 
     def torch_outputs(self, **outputs: Tensor) -> dict[str, Tensor | None]:
         """The outputs by name, and the gradients that the case asks for, by autograd from those that have an upstream gradient.

@@ -25,6 +25,7 @@ _VALUES = {
     "vocab": "columns; default 151936",
     "dtype": "of the logits, or of hidden and head: bf16 (default), fp16, fp32",
     "hidden": "hidden size, for the functions linear_*",
+    "allowed": "the share of columns that a row's softmax runs over, in runs; 1: all, given as sets; default 0: none are given",
     "head_layout": "the head lies as [V,H] (vh, default) or as [H,V] (hv)",
     "dhead_dtype": "of the head's gradient: fp32 (default), or the head's dtype",
     "workspace": "a cap on scratch memory: 64MiB; default 0: the planner's choice",
@@ -56,7 +57,8 @@ _NOTES = """\
 Roofs are measured on the same buffers with the same number of threads before and after the passes, each the median of the
 fastest of several loops; the faster of both counts. Buffers are reused, touched and on huge pages; logits are random (64
 rows, repeated down the matrix). Policy losses get sequences of 256 tokens, advantages of both signs and old_logp near the
-kernel's logp; max_length, where one is needed and none given, is the longest sequence's. An in-place pass overwrites the
+kernel's logp; max_length, where one is needed and none given, is the longest sequence's. With --allowed all rows have the
+same columns, in runs of up to 1024, and words of their own; the labels are among them. An in-place pass overwrites the
 logits: they are put back before each call, outside the timing. The copy roof of an in-place run copies one half of the matrix
 over the other and counts it twice. The reference materialises float32 logits and softmax (8 bytes an element) and runs at
 most 5 iterations. --pass backward is what PyTorch runs by default, the gradient from the row state that a forward has saved:

@@ -15,9 +15,10 @@ _index = arguments.integer(0, 2**63 - 1)
 _FOOTER = """\
 Keys of the config, besides the options of the loss:
   level (logits, linear), loss, batch_size, seq_len, vocab_size, dtype, seed, ignore_prob, token_weights and class_weights
-  (none, random), upstream (ones, random, per_row), outputs, mutants, strict, expect_mostly_zero, output
+  (none, random), allowed (none, all, sparse, half, runs, shared), allowed_rows, upstream (ones, random, per_row), outputs,
+  mutants, strict, expect_mostly_zero, output
   source: kind (synthetic, safetensors); synthetic: distribution, std, offset; safetensors: path, and the names of its
-    tensors logits and labels
+    tensors logits, labels and allowed
   kernel: device, isa, threads, schedule, row_block, vocab_block, cuda_kernel, in_place, row_groups
   tolerances: ulp, loss_atol, logp_max_abs, dlogits_max_abs, dlogits_max_rel
 Of policy losses also

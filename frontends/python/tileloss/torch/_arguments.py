@@ -160,6 +160,14 @@ def check_apart(head_grad: Tensor, matrices: Sequence[Tensor | None]) -> None:
             )
 
 
+def refuse_with_head_grad(grad_in_forward: bool | None) -> None:
+    if grad_in_forward:
+        raise ValueError(
+            "grad_in_forward: expected None or False with linear_weight_grad, as only the backward knows the upstream "
+            "gradient by which what is added is multiplied, got True"
+        )
+
+
 # The side that learns as the caller gave it: its check, and what that takes, the matrices first. No class, as one is made a call.
 Unchecked = tuple[Callable[..., Student], tuple[Any, ...]]
 

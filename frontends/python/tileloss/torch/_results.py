@@ -26,6 +26,7 @@ from tileloss.torch._arguments import (
     checked_tensors,
     encode,
     is_per_row,
+    refuse_with_head_grad,
 )
 from tileloss.torch._operators import (
     OPERATORS,
@@ -199,11 +200,7 @@ def _is_in_forward(
     does one that adds its head's gradient to a tensor of the caller's."""
     per_row = is_per_row(given)
     if student.adds:
-        if asked:
-            raise ValueError(
-                "grad_in_forward: expected None or False with linear_weight_grad, as only the backward knows the upstream "
-                "gradient by which what is added is multiplied, got True"
-            )
+        refuse_with_head_grad(asked)
         return False
     if asked is None:
         saves = op.is_linear or not op.has_state or (student.first.is_cuda and not is_traced())

@@ -28,8 +28,13 @@ class AllowedSet {
   std::int64_t count() const { return rank(columns_); }
   // How many of the columns before j are in it.
   std::int64_t rank(std::int64_t j) const {
-    std::int64_t n = 0;
-    for (std::int64_t w = 0; w < j / 32; ++w) n += count_of(words_[w]);
+    std::int64_t n = 0, w = 0;
+    for (; w + 2 <= j / 32; w += 2) {
+      std::uint64_t two = 0;
+      std::memcpy(&two, words_ + w, sizeof two);
+      n += count_of(two);
+    }
+    if (w < j / 32) n += count_of(words_[w]);
     return j % 32 == 0 ? n : n + count_of(words_[j / 32] & mask(j % 32));
   }
   // The column before which there are `rank` of them.
@@ -73,7 +78,12 @@ class AllowedSet {
   static constexpr std::uint32_t kFull = ~std::uint32_t{0};
 
   static std::uint32_t mask(std::int64_t columns) { return columns >= 32 ? kFull : (std::uint32_t{1} << columns) - 1; }
-  static std::int64_t count_of(std::uint32_t bits) { return bits == 0 ? 0 : bits == kFull ? 32 : std::popcount(bits); }
+  // As std::popcount, which is a call where the baseline has no instruction for it.
+  static std::int64_t count_of(std::uint64_t bits) {
+    bits -= bits >> 1 & 0x5555555555555555;
+    bits = (bits & 0x3333333333333333) + (bits >> 2 & 0x3333333333333333);
+    return static_cast<std::int64_t>(((bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F) * 0x0101010101010101 >> 56);
+  }
   std::uint32_t word(std::int64_t w) const { return words_[w] & mask(columns_ - w * 32); }
 
   // The end of the run of `bits` that begins at word w, before word `end`.
@@ -126,10 +136,12 @@ class AllowedSet {
         [&](std::int64_t w, std::uint32_t bits) {
           const T* const row = from + w * 32;
           if (w * 32 + 32 <= columns_ && is_dense(bits)) {
+            T* next = to;
             for (int j = 0; j < 32; ++j) {
-              *to = row[j];
-              to += bits >> j & 1;
+              *next = row[j];
+              next += bits >> j & 1;
             }
+            to = next;
             return;
           }
           for (; bits != 0; bits &= bits - 1) *to++ = row[std::countr_zero(bits)];
@@ -149,10 +161,12 @@ class AllowedSet {
         [&](std::int64_t w, std::uint32_t bits) {
           T* const row = to + w * 32;
           if (w * 32 + 32 <= columns_ && is_dense(bits)) {
+            const T* next = from;
             for (int j = 0; j < 32; ++j) {
-              row[j] = static_cast<T>(*from & (T{0} - static_cast<T>(bits >> j & 1)));
-              from += bits >> j & 1;
+              row[j] = static_cast<T>(*next & (T{0} - static_cast<T>(bits >> j & 1)));
+              next += bits >> j & 1;
             }
+            from = next;
             return;
           }
           std::memset(row, 0, static_cast<std::size_t>(std::min<std::int64_t>(32, columns_ - w * 32)) * sizeof(T));

@@ -81,8 +81,9 @@ class Call:
         used = package.asarray(case.in_use, **self.front_end.placed)
         labels = package.where(used, self.get("labels"), case.ignore_index)
         operands = [self.get(n) for n in ("logits", "hidden", "head") if n in case.tensors]
-        bias = {"bias": self.get("bias")} if "bias" in case.tensors else {}
-        keywords = self._renamed(bias) | options | self.more
+        _, named = case.arguments(self.get)
+        given = {name: array for name, array in named.items() if name in ("bias", "allowed")}
+        keywords = self._renamed(given) | options | self.more
         asked = [n for n in case.outputs if n not in self.own_rows]
         return self._rows(self.front_end.function(name), [*operands, labels], asked, keywords)
 

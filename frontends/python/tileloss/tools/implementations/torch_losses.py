@@ -15,6 +15,8 @@ from tileloss.tools.implementations import torch_policy
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")
 _CROSS_ENTROPY = (*_TRANSFORM, "reduction", "label_smoothing", "z_loss", "num_items")
 _WEIGHTS = ("bias", "class_weights", "token_weights")
+# With smoothing PyTorch's sum runs over the classes outside the set too, where log p is -inf.
+_SETS = ("allowed",)
 _FUNCTIONS = ("logprobs", "cross_entropy", "policy_loss")
 _ALL = (*_FUNCTIONS, *(f"linear_{name}" for name in _FUNCTIONS))
 Outputs = dict[str, Any]
@@ -74,7 +76,10 @@ def transformed(case: Case, x: Tensor) -> Tensor:
     z = x[:, : case.valid_vocab] * options.get("logit_scale", 1.0)
     if "softcap" in options:
         z = options["softcap"] * torch.tanh(z / options["softcap"])
-    return z / options.get("temperature", 1.0)
+    z = z / options.get("temperature", 1.0)
+    if "allowed" in case.tensors:
+        z = z.masked_fill(~case.torch_allowed(), -torch.inf)
+    return z
 
 
 def row_outputs(z: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -117,13 +122,14 @@ def _compute(
 def _refuse(case: Case) -> None:
     if case.function.endswith("policy_loss"):
         case.refuse_unless(
-            _ALL, (*_TRANSFORM, *torch_policy.OPTIONS), ("bias", *torch_policy.TENSORS)
+            _ALL, (*_TRANSFORM, *torch_policy.OPTIONS), ("bias", *_SETS, *torch_policy.TENSORS)
         )
         torch_policy.refuse(case)
     elif case.function.endswith("cross_entropy"):
-        case.refuse_unless(_ALL, _CROSS_ENTROPY, _WEIGHTS)
+        sets = () if "label_smoothing" in case.options else _SETS
+        case.refuse_unless(_ALL, _CROSS_ENTROPY, (*_WEIGHTS, *sets))
     else:
-        case.refuse_unless(_ALL, _TRANSFORM, ["bias"], ("logp", "lse", "entropy"))
+        case.refuse_unless(_ALL, _TRANSFORM, ["bias", *_SETS], ("logp", "lse", "entropy"))
 
 
 def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:

@@ -53,20 +53,27 @@ def _head_gradients(
     group: Group,
     run: Callable[[Call], None],
 ) -> tuple[Tensor | None, ...]:
-    """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own."""
+    """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own. The head's is None where it is
+    added to a tensor of the caller's."""
     hidden, head, bias = given.matrices
     assert hidden is not None and head is not None
     dhidden = Sum(hidden.shape, group, hidden.device) if needs[0] else None
-    dhead = new_gradient(head, "dhead") if needs[1] else None
+    head_grad = request.head_grad if needs[1] else None
+    dhead = new_gradient(head, "dhead") if needs[1] and head_grad is None else None
     dbias = new_gradient(bias, "dbias") if needs[2] and bias is not None else None
+    is_empty = request.shards.mine.columns == 0
+    for gradient in (dhead, dbias):
+        if gradient is not None and (is_empty or head_grad is not None):
+            gradient.zero_()
     try:
-        if request.shards.mine.columns == 0:
-            for gradient in (dhead, dbias):
-                if gradient is not None:
-                    gradient.zero_()
-        else:
+        if not is_empty:
             part = None if dhidden is None else dhidden.part
-            run(request.backward(given, (part, dhead, dbias)))
+            call = request.backward(given, (part, dhead if head_grad is None else head_grad, dbias))
+            if head_grad is not None:
+                call.set_options(accumulate=1)
+            run(call)
+            if head_grad is not None:
+                torch.autograd.graph.increment_version(head_grad)
     except Exception as error:
         if dhidden is not None:
             dhidden.collect(error)

@@ -21,12 +21,14 @@ from tileloss.torch._arguments import (
     Options,
     Student,
     Value,
+    check_apart,
     checked_head,
     checked_logits,
     checked_tensors,
     encode,
     is_per_row,
     is_probabilities,
+    refuse_with_head_grad,
 )
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import is_dtensor
@@ -69,6 +71,7 @@ class Given(NamedTuple):
     linear_bias: Any = None
     compute_dtype: torch.dtype | None = None
     workspace_bytes: int | None = None
+    linear_weight_grad: Any = None
     grad_in_forward: bool | None = False
     is_linear: bool = False
 
@@ -173,6 +176,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         mean_of_shard=given.mean_of_shard,
         allowed_bits=_allowed_bits(given, prepared),
         grad_in_forward=prepared.grad_in_forward,
+        head_grad=given.linear_weight_grad,
     )
     sides = tuple(
         None
@@ -210,8 +214,15 @@ def _prepare(given: Given) -> Prepared:
     if given.is_linear:
         weight, bias = given.linear_weight, given.linear_bias
         student = checked_head(
-            given.input, weight, bias, given.compute_dtype, given.workspace_bytes
+            given.input,
+            weight,
+            bias,
+            given.compute_dtype,
+            given.workspace_bytes,
+            given.linear_weight_grad,
         )
+        if student.adds:
+            check_apart(given.linear_weight_grad, student.matrices)
     else:
         student = checked_logits(given.input, least_columns=0)
     check_backend(student.first, given.group)
@@ -281,6 +292,9 @@ def _sides(
 
 
 def _has_grad_in_forward(given: Given, student: Student, options: Mapping[str, Value]) -> bool:
+    if student.adds:
+        refuse_with_head_grad(given.grad_in_forward)
+        return False
     if is_per_row(options) or True not in student.needs():
         return False
     if given.grad_in_forward is None:
@@ -305,6 +319,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "grad_in_forward": arguments.grad_in_forward,
+            "linear_weight_grad is given": arguments.student.adds,
             "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
             "device of input": arguments.student.first.device.type,

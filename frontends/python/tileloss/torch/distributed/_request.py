@@ -32,7 +32,7 @@ class Operands(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Everything but the tensors."""
+    """Everything but the operands."""
 
     function: str  # its name from logits
     is_linear: bool
@@ -52,6 +52,7 @@ class Request(NamedTuple):
     # Of a target that is more than labels: what the states are made of, logprobs of the student, of the teacher, and of the
     # student at its label's temperature, None where there is none.
     sides: tuple[Any, ...] = ()
+    head_grad: Tensor | None = None  # to which a backward adds the head's gradient
 
     @property
     def name(self) -> str:

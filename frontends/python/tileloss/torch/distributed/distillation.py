@@ -91,6 +91,7 @@ def linear_distillation(
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     # generated: arguments of distillation but temperature_on
     mask: Tensor | None = None,
     token_weights: Tensor | None = None,

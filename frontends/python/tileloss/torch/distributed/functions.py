@@ -80,6 +80,7 @@ def linear_cross_entropy(
     weight: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of cross_entropy
     mask: Tensor | None = None,
@@ -107,6 +108,8 @@ def linear_cross_entropy(
         linear_bias: [V_r], cut as the head.
         compute_dtype: as `tileloss.torch.linear_cross_entropy`.
         workspace_bytes: a cap on the scratch memory of each of a rank's calls, one for each of its slices of the vocabulary.
+        linear_weight_grad: [V_r, H] float32 of this rank's rows, as `tileloss.torch.linear_cross_entropy` has it: each rank adds
+            to its own. Of a DTensor's head a plain tensor, too. Either every rank gives one or none does.
         grad_in_forward: as `tileloss.torch.linear_cross_entropy`: three products instead of four. A rank's calls then hold their
             scratch at the same time. Default None: True, but False with ``workspace_bytes`` and where a float16 tensor asks
             for its gradient.
@@ -155,6 +158,7 @@ def linear_logprobs(
     outputs: Iterable[str] = ("logp",),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     # generated: arguments of logprobs
     allowed: Tensor | None = None,
     logit_scale: float = 1.0,

@@ -95,6 +95,7 @@ def linear_policy_loss(
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
+    linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
     # generated: arguments of policy_loss
     mask: Tensor | None = None,
