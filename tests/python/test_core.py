@@ -173,7 +173,7 @@ def planned(function: str, call_pass: int, slot: str, dtype: int) -> str:
     args, plan = calls.new_args(), structs.Plan(ctypes.sizeof(structs.Plan))
     memory = ctypes.create_string_buffer(8192)
     address = ctypes.addressof(memory) + 64
-    sizes = {"N": N, "V": V, "C": V, "H": H, "B+1": 2, "B|N": 1, "L": 1}
+    sizes = {"N": N, "V": V, "W": 1, "C": V, "H": H, "B+1": 2, "B|N": 1, "L": 1}
     sizes["M"] = max(len(FUNCTIONS[function].metrics), 1)
     needed = ["hidden", "head"] if "linear" in function else ["logits"]
     if call_pass == structs.BACKWARD:
