@@ -24,10 +24,10 @@ struct Case {
   std::vector<std::int64_t> labels;
   std::vector<float> logp, logp_grad;
 
-  Case(const LogitsCaseSpec& spec, std::int64_t count)
+  Case(const LogitsCaseSpec& spec, std::int64_t per_row)
       : c(spec),
-        count(count),
-        labels(static_cast<std::size_t>(spec.rows * count)),
+        count(per_row),
+        labels(static_cast<std::size_t>(spec.rows * per_row)),
         logp(labels.size(), 7),
         logp_grad(labels.size()) {
     for (std::size_t n = 0; n < labels.size(); ++n) {
@@ -35,7 +35,7 @@ struct Case {
       logp_grad[n] = static_cast<float>(static_cast<int>(n * 37 % 11) - 4) / 3.0F;
     }
     for (std::int64_t i = 0; i < spec.rows; ++i) at(i, 0) = c.labels()[static_cast<std::size_t>(i)];  // the confident one
-    c.args().labels_per_row = count;
+    c.args().labels_per_row = per_row;
     c.args().labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, std::ssize(labels));
   }
   std::int64_t& at(std::int64_t i, std::int64_t k) { return labels[static_cast<std::size_t>(i * count + k)]; }

@@ -80,7 +80,8 @@ def test_labels(name: str) -> None:
             target=floats,
         )
     refused(name, TypeError, "target: expected a Tensor, got int", target=3)
-    shape = "target: expected the leading shape of input, [3, 5], got "
+    several = " or [3, 5, K]" if name.endswith("logprobs") else ""
+    shape = f"target: expected the leading shape of input, [3, 5]{several}, got "
     refused(name, ValueError, f"{shape}[15]", target=torch.ones(15, dtype=torch.int64))
     refused(name, ValueError, f"{shape}[3, 6]", target=torch.ones(3, 6, dtype=torch.int64))
     meta = torch.ones(3, 5, dtype=torch.int64, device="meta")

@@ -109,7 +109,7 @@ Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*h
   if (problem.has_several_labels())
     return {TILELOSS_UNSUPPORTED,
             "labels_per_row: expected 0 or 1 on the toy, got " + std::to_string(problem.args.labels_per_row)};
-  if (present(problem.args.allowed)) return {TILELOSS_UNSUPPORTED, "allowed: expected none on the toy, got a matrix"};
+  if (impl::present(problem.args.allowed)) return {TILELOSS_UNSUPPORTED, "allowed: expected none on the toy, got a matrix"};
   const ToyPlan own = {problem.rows, problem.columns};
   std::memcpy(plan->other, &own, sizeof own);
   return {};

@@ -218,7 +218,7 @@ def _checked_labels(target: Tensor, first: Tensor, several: bool) -> Tensor:
     rows = first.shape[:-1]
     wanted = (*rows, target.shape[-1]) if several and has_several_labels(target, first) else rows
     if not has_shape(target, wanted):
-        also = ", or that and several labels a row" if several else ""
+        also = f" or {[*rows, 'K']}".replace("'", "") if several else ""
         raise ValueError(
             f"target: expected the leading shape of input, {list(rows)}{also}, got {list(target.shape)}"
         )

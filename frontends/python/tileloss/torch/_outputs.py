@@ -12,7 +12,7 @@ from tileloss._core.functions import FUNCTIONS
 
 
 class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of target's shape; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
+    """What `logprobs` gives for each row, logp for each label; None: not asked for. Rows that are ignored give 0 (argmax -1)."""
 
     # generated: rows of logprobs
     logp: Tensor | None = None  # float32: log softmax at the label
