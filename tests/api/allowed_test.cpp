@@ -148,10 +148,12 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
     EXPECT_EQ(tileloss_options_set(f.name, options.data(), name, value), TILELOSS_OK) << tileloss_last_error();
   };
   set("valid_vocab", static_cast<double>(valid));
-  bool has_weights = false;
+  bool has_weights = false, has_labels = !is(f, "soft_cross_entropy");
   for (const auto& [name, value] : f.numbers) {
     if (std::string(name) == "class_weights") {
       has_weights = true;
+    } else if (std::string(name) == "labels") {
+      has_labels = true;
     } else {
       set(name, value);
     }
@@ -166,7 +168,7 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
   if (words != nullptr) a.allowed = tileloss_make_matrix(words, TILELOSS_INT32, rows, (vocab + 31) / 32, word_stride);
   if (is(f, "distillation")) a.teacher_logits = tileloss_make_matrix(teacher, t, rows, vocab, vocab);
   if (is(f, "soft_cross_entropy")) {
-    a.labels = {};
+    if (!has_labels) a.labels = {};
     a.target_probs = tileloss_make_matrix(teacher, t, rows, vocab, vocab);
   }
   if (is(f, "sparse_distillation")) {
@@ -184,7 +186,7 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
     a.loss_grad = vector(per_row, TILELOSS_FLOAT32);
   }
   if (pass != TILELOSS_BACKWARD) {
-    if (!is(f, "soft_cross_entropy")) a.logp = vector(r.logp, TILELOSS_FLOAT32);
+    if (has_labels) a.logp = vector(r.logp, TILELOSS_FLOAT32);
     a.lse = vector(r.lse, TILELOSS_FLOAT32);
     a.entropy = vector(r.entropy, TILELOSS_FLOAT32);
     if (!has_weights) a.mean_logit = vector(r.mean_logit, TILELOSS_FLOAT32);
@@ -359,8 +361,14 @@ TEST_P(AllowedTokens, ALabelOutsideIsOneOfMinusInfinity) {
       if (!c.allows(i, j)) c.labels[static_cast<std::size_t>(i)] = j;
     }
   }
+  const Function soft = {"soft_cross_entropy", {{"labels", 1}}, {{"reduction", "none"}}};
+  Results got(kRows), of_soft(kRows);
+  for (std::size_t at = 0; at < kRows * kVocab; ++at) c.teacher.set(at, 0.25F);
+  ASSERT_EQ(call(soft, TILELOSS_VALUE_AND_GRAD, kRows, kVocab, kValid, c.logits.data(), c.teacher.data(), c.dlogits.data(),
+                 GetParam(), c.labels, {}, {}, {}, c.per_row, c.words.data(), of_soft),
+            TILELOSS_OK)
+      << tileloss_last_error();
   const Function f = {"cross_entropy", {}, {{"reduction", "none"}}};
-  Results got(kRows);
   ASSERT_EQ(call(f, TILELOSS_VALUE_AND_GRAD, kRows, kVocab, kValid, c.logits.data(), nullptr, c.dlogits.data(), GetParam(),
                  c.labels, {}, {}, {}, c.per_row, c.words.data(), got),
             TILELOSS_OK)
@@ -368,6 +376,8 @@ TEST_P(AllowedTokens, ALabelOutsideIsOneOfMinusInfinity) {
   for (std::size_t i = 0; i < kRows; ++i) {
     if (i == 0 || i == 3) continue;
     EXPECT_EQ(got.logp[i], -kInf) << i;
+    EXPECT_EQ(of_soft.logp[i], -kInf) << i;
+    EXPECT_EQ(of_soft.loss[i], kInf) << i << ": probabilities outside";
     EXPECT_EQ(got.loss[i], kInf) << i;
     EXPECT_EQ(c.dlogits.get(i * kVocab + static_cast<std::size_t>(c.labels[i])), 0) << i;
     double sum = 0;

@@ -99,7 +99,7 @@ class AllowedRows : public RowWorker {
 
   void some(std::int64_t i, const AllowedSet& set) {
     SweepJob job = job_;
-    job.allowed = {};
+    job.allowed = {.has_labels = job_.allowed.has_labels};
     job.rows = 1;
     job.columns = job.total_columns = job.shape.columns = set.gather(kElementBytes[job_.storage], logits(i), copies_.logits);
     job.logits = copies_.logits;

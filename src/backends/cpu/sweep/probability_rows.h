@@ -22,7 +22,7 @@ class ProbabilityRows : public RowWorker {
     const double classes = known && known->classes.count >= 0 ? known->classes.count : static_cast<double>(target_.classes);
     added_ = target_.options.label_smoothing / classes;
     const std::int64_t heaviest = weigh(i);
-    const bool has_column = known || job_.label_columns[i] >= 0;
+    const bool has_column = known || job_.label_columns[i] >= 0 || job_.allowed.has_labels;
     const std::int64_t column = has_column ? job_.label_columns[i] : heaviest;
     const TargetStats own(make_row_stats(sweep(x, column, job_.columns, job_.transform, scratch_.own, !is_capped())));
     TargetStats stats = known ? *known : own;
