@@ -11,9 +11,8 @@ namespace {
 
 template <class Worker>
 void walk(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor) {
-  walk_row_blocks(executor, job.threads, job.rows, job.row_block, [&](std::int64_t slot) {
-    return AllowedRows<Worker>(job, visitor, job.scratch + slot * job.shape.bytes());
-  });
+  walk_row_blocks(executor, job.threads, job.rows, job.row_block,
+                  [&](std::int64_t slot) { return AllowedRows<Worker>(job, visitor, job.scratch + slot * job.shape.bytes()); });
 }
 
 }  // namespace
