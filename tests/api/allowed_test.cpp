@@ -144,7 +144,7 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
   do {
     if (tileloss_get_function_info(index++, &info) != TILELOSS_OK) return TILELOSS_INTERNAL;
   } while (std::string(info.name) != f.name);
-  const std::string name = h == nullptr ? f.name : std::string("linear_") + f.name;
+  const std::string full_name = h == nullptr ? f.name : std::string("linear_") + f.name;
   std::vector<std::byte> options(info.options_size);
   if (tileloss_options_init(f.name, options.data(), options.size()) != TILELOSS_OK) return TILELOSS_INTERNAL;
   const auto set = [&](const char* name, double value) {
@@ -216,10 +216,10 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
     if (!h->dbias.empty()) a.dbias = tileloss_make_vector(h->dbias.data(), TILELOSS_FLOAT32, vocab);
   }
   auto plan = init<tileloss_plan>();
-  if (const tileloss_status s = tileloss_make_plan(name.c_str(), pass, &a, options.data(), &h->hints, nullptr, &plan);
+  if (const tileloss_status s = tileloss_make_plan(full_name.c_str(), pass, &a, options.data(), &h->hints, nullptr, &plan);
       s != TILELOSS_OK)
     return s;
-  return tileloss_call(name.c_str(), pass, &a, options.data(), &plan, nullptr);
+  return tileloss_call(full_name.c_str(), pass, &a, options.data(), &plan, nullptr);
 }
 
 const Function kFunctions[] = {
@@ -295,8 +295,12 @@ TEST_P(AllowedTokens, AreACallOnTheirColumnsAlone) {
           const std::vector<std::int64_t> in = c.columns(i);
           const auto row = static_cast<std::size_t>(i);
           if (in.empty()) {
-            if (pass != TILELOSS_BACKWARD) EXPECT_EQ(got.lse[row], -kInf);
-            if (pass != TILELOSS_BACKWARD && !is(f, "logprobs") && !is(f, "policy_loss")) EXPECT_TRUE(std::isnan(got.loss[row]));
+            if (pass != TILELOSS_BACKWARD) {
+              EXPECT_EQ(got.lse[row], -kInf);
+            }
+            if (pass != TILELOSS_BACKWARD && !is(f, "logprobs") && !is(f, "policy_loss")) {
+              EXPECT_TRUE(std::isnan(got.loss[row]));
+            }
             for (std::int64_t j = 0; j < kVocab && pass != TILELOSS_FORWARD; ++j) {
               const float g = dx.get(static_cast<std::size_t>(i * kVocab + j));
               ASSERT_TRUE(j < kValid ? std::isnan(g) : g == 0) << j << " " << g;
@@ -488,8 +492,9 @@ TEST_P(AllowedTokens, WithTheHeadAreThoseOfItsLogits) {
         }
         const bool is_rounded = GetParam() == TILELOSS_BFLOAT16;
         for (std::size_t i = 0; i < kMany; ++i) {
-          if (got.loss[i] != wanted.loss[i])
+          if (got.loss[i] != wanted.loss[i]) {
             ASSERT_NEAR(got.loss[i], wanted.loss[i], 1e-4 * std::max(1.0F, std::fabs(wanted.loss[i]))) << i;
+          }
           ASSERT_EQ(got.argmax[i], wanted.argmax[i]) << i;
           ASSERT_NEAR(got.lse[i], wanted.lse[i], 1e-4) << i;
           ASSERT_NEAR(got.mean_logit[i], wanted.mean_logit[i], 1e-4) << i;

@@ -120,7 +120,6 @@ RECIPES = {
             "src/oracle/oracle.h",
             "src/oracle/oracle.cpp",
             "src/judge/oracles/row_outputs.cpp",
-            "src/judge/oracles/labels.cpp",
             "src/judge/inputs/inputs.cpp",
         },
         {"frontends/python/tileloss/jax/_rows/stats.py"},

@@ -141,7 +141,10 @@ double OracleRow::class_excess() const {
 }
 
 void OracleRow::set_wrong(std::string_view, WrongRow& out) const {
-  out.outputs[kMeanLogit] = class_excess() * values_.outputs.own.mean_logit;
+  for (std::size_t o = 0; o < kOutputCount; ++o) {
+    const RowOutput& output = checked_outputs()[o];
+    if (output.is_mean) out.outputs[o] = class_excess() * output.expected(values_.outputs);
+  }
 }
 
 void LabelRow::set_wrong(std::string_view kernel, WrongRow& out) const {

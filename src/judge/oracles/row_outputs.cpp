@@ -52,7 +52,7 @@ constexpr std::array<RowOutput, kOutputCount> kOutputs{{
      [](const OutputTerms& t) { return 4.0 + 2.0 * t.log_sum + 2.0 * t.blur + 4.0 * t.error; }},
     // A float32 sum of 1e5 terms of one sign loses several units in the last place.
     {"mean_logit", &tileloss_args::mean_logit, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.own.mean_logit; },
-     [](const OutputTerms& t) { return t.max + 16.0 * t.mean + t.error; }},
+     [](const OutputTerms& t) { return t.max + 16.0 * t.mean + t.error; }, false, true},
     {"divergence", &tileloss_args::divergence, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.divergence; }, of_pair,
      true},
     {"teacher_entropy", &tileloss_args::teacher_entropy, TILELOSS_FLOAT32, [](const ExpectedRow& o) { return o.teacher_entropy; },

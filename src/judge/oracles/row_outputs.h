@@ -56,6 +56,7 @@ struct RowOutput {
   double (*expected)(const ExpectedRow& row);
   double (*magnitude)(const OutputTerms& terms);  // null: the output must match exactly
   bool of_pair = false;                           // of functions with a teacher alone, whose rows have the magnitude
+  bool is_mean = false;                           // over the row's classes
 
   bool is_exact() const { return magnitude == nullptr; }
 };
