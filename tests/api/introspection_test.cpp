@@ -108,7 +108,8 @@ TEST(Introspection, TensorsAreTheMembersOfTheArguments) {
                                                 {offsetof(tileloss_args, row_state), sizeof(tileloss_row_state*)},
                                                 {offsetof(tileloss_args, sequence_length), sizeof(std::int64_t)},
                                                 {offsetof(tileloss_args, row_groups), sizeof(tileloss_row_groups)},
-                                                {offsetof(tileloss_args, pair_state), sizeof(tileloss_pair_state*)}};
+                                                {offsetof(tileloss_args, pair_state), sizeof(tileloss_pair_state*)},
+                                                {offsetof(tileloss_args, labels_per_row), sizeof(std::int64_t)}};
   for (const auto& [name, info] : functions()) {
     for (const auto& [tensor, t] : tensors_of(info)) {
       members[t.offset] = t.rank == 2 ? sizeof(tileloss_matrix) : sizeof(tileloss_vector);

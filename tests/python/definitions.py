@@ -96,7 +96,7 @@ def cross_entropy(
     is_soft = target.is_floating_point()
     rows, z, used, y = row_outputs(x, None if is_soft else target, mask, **options)
     classes, is_in = z.shape[-1], unpacked(options.get("allowed"), z)
-    smooth = label_smoothing / is_in.sum(-1, keepdim=True) * is_in
+    smooth = label_smoothing / is_in.sum(-1, keepdim=True).double() * is_in
     c = torch.ones(classes).double() if weight is None else weight[:classes]
     w = used.double() if token_weights is None else token_weights.view(used.shape) * used
     if is_soft:

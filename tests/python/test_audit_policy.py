@@ -44,6 +44,9 @@ def ratios(case: Case) -> np.ndarray:
         z = numbers["logits"].astype(np.float64)
     else:
         z = numbers["hidden"].astype(np.float64) @ numbers["head"].astype(np.float64).T
+    if (words := case.tensors.get("allowed")) is not None:
+        bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+        z = np.where(bits[:, : z.shape[1]] == 1, z, -np.inf)
     z -= z.max(-1, keepdims=True)
     z -= np.log(np.exp(z).sum(-1, keepdims=True))
     logp = z[np.arange(len(z)), np.where(used, numbers["labels"], 0)]

@@ -60,7 +60,7 @@ def test_what_is_stale_is_named_and_written(
         ('accumulate = { type = "flag", default = false', 'accumulate = { type = "flag", default = 0', r"accumulate: default"),
         ('gspo = { kind = "clip"', 'gspo = { kind = "clop"', r"presets\.gspo\.kind: expected clip, .*got 'clop'"),
         ('label_smoothing = { type', 'lse = { like = "logprobs" }\nlabel_smoothing = { type', rf"{OPTIONS}\.lse: like"),
-        ('["logits", "labels", "logp_grad"', '["logits", "labels", "gradient"', r"function\.logprobs\.tensors: .*got gradient"),
+        ('"labels_per_row", "logp_grad"', '"labels_per_row", "gradient"', r"function\.logprobs\.tensors: .*got gradient"),
         ('lse_grad = { shape', 'lse_grad = { shap', r"arguments\.lse_grad: shape is missing"),
         ('lse_grad = { shape = "N"', 'lse_grad = { shape = "n"', r"arguments\.lse_grad: shape: .*got 'n'"),
         ('labels = { shape = "N", dtypes = "integers"', 'labels = { shape = "N", dtypes = "int"', r"labels: dtypes: .*got 'int'"),
@@ -129,6 +129,7 @@ def f(
         in made
     )
     rows = "    mask: Tensor | None = None,\n    token_weights: Tensor | None = None,\n"
+    rows += "    allowed: Tensor | None = None,\n"
     assert f"{rows}    logit_scale: float = 1.0,\n" in made
     inputs = ("target_probs", "target"), ("labels", "target"), ("mask", "mask")
     assert "".join(f'        "{name}": {given},\n' for name, given in inputs) in made
@@ -152,7 +153,7 @@ def test_a_function_of_heads_has_the_teachers_in_place_of_its_logits() -> None:
     assert '"teacher_bias": teacher_bias,\n' in made and "teacher_logits" not in made
     own, of_all = made.split("# generated: arguments")
     assert "preset" not in own and "mask: Tensor" not in own
-    assert "sampler_logp: Tensor | None = None,\npreset: str | None = None,\n" in of_all
+    assert "allowed: Tensor | None = None,\npreset: str | None = None,\n" in of_all
 
 
 def test_comments_stand_as_clang_format_has_them() -> None:

@@ -62,9 +62,9 @@ def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch)
     (call,) = lowered(partial(linear_cross_entropy, labels=y, temperature=jnp.ones(())), x, head)
     assert 'operands = "hidden T:head labels option:temperature"' in call
     (call,) = lowered(lambda x: distillation(x, x), x)
-    assert 'function = "distillation", operands = "logits teacher_logits labels"' in call
+    assert 'function = "distillation", operands = "logits labels teacher_logits"' in call
     (call,) = lowered(lambda x: linear_distillation(x, head, x, head), x)
-    words = "hidden T:head T:teacher_head teacher_hidden labels"
+    words = "hidden T:head labels T:teacher_head teacher_hidden"
     assert f'function = "linear_distillation", operands = "{words}"' in call
     # What other platforms get is XLA's.
     assert lowered(partial(loss, implementation=("cpu", "xla")), x) == []

@@ -535,12 +535,21 @@ def test_the_names_are_those_of_the_torch_functions() -> None:
     linear = {f"linear_{name}" for name in functions}
     pairs = {"distillation", "sparse_distillation"}
     pairs |= {f"linear_{name}" for name in pairs} | {"DistillationRows"}
-    assert set(tileloss_jax.__all__) == {"RowOutputs", "tune", *functions, *linear, *pairs}
+    assert set(tileloss_jax.__all__) == {
+        "RowOutputs",
+        "allowed_from",
+        "tune",
+        *functions,
+        *linear,
+        *pairs,
+    }
     assert set(tileloss_jax.RowOutputs._fields) == set(OUTPUTS)
 
 
 @pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
-@pytest.mark.parametrize("name", [n for n in tileloss_jax.__all__ if n.islower() and n != "tune"])
+@pytest.mark.parametrize(
+    "name", [n for n in tileloss_jax.__all__ if n.islower() and n not in ("allowed_from", "tune")]
+)
 def test_every_argument_is_handed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function = getattr(tileloss_jax, name)
     handed: dict[str, Any] = {}

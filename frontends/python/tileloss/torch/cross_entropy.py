@@ -30,8 +30,9 @@ def _rows(
     inplace_backward: bool = False,
 ) -> RowOutputs:
     """Of `logprobs`, whichever the student is. Rows with no labels at all are rows with an empty slot."""
-    names, labels = checked_outputs(RowOutputs, outputs), given["labels"]
-    is_empty = isinstance(labels, Tensor) and labels.dim() > 1 and labels.shape[-1] == 0
+    names, labels, first = checked_outputs(RowOutputs, outputs), given["labels"], student[1][0]
+    are_tensors = isinstance(labels, Tensor) and isinstance(first, Tensor)
+    is_empty = are_tensors and labels.shape == (*first.shape[:-1], 0)
     if is_empty:
         shape, ignored = (*labels.shape[:-1], 1), given["ignore_index"]
         given["labels"] = torch.full(shape, ignored, device=labels.device)
