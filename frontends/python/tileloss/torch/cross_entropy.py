@@ -31,11 +31,15 @@ def _rows(
 ) -> RowOutputs:
     """Of `logprobs`, whichever the student is. Rows with no labels at all are rows with an empty slot."""
     names, labels, first = checked_outputs(RowOutputs, outputs), given["labels"], student[1][0]
-    are_tensors = isinstance(labels, Tensor) and isinstance(first, Tensor)
-    is_empty = are_tensors and labels.shape == (*first.shape[:-1], 0)
+    is_empty = (
+        isinstance(labels, Tensor)
+        and isinstance(first, Tensor)
+        and labels.dim() == first.dim()
+        and labels.shape[-1] == 0
+    )
     if is_empty:
-        shape, ignored = (*labels.shape[:-1], 1), given["ignore_index"]
-        given["labels"] = torch.full(shape, ignored, device=labels.device)
+        shape, ignored = (*first.shape[:-1], 1), given["ignore_index"]
+        given["labels"] = torch.full(shape, ignored, device=first.device)  # type: ignore[arg-type]
     results = results_of(
         "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
     )
