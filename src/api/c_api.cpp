@@ -307,6 +307,14 @@ tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tilelos
       return expected("from.device_type", device_name(sum.device_type), device_name(more.device_type));
     if (sum.device_index != more.device_index)
       return expected("from.device_index", std::to_string(sum.device_index), std::to_string(more.device_index));
+    // A state that has none would count as one without a column.
+    const auto check_alike = [](const char* name, const float* ours, const float* theirs) -> Status {
+      if ((ours == nullptr) == (theirs == nullptr)) return {};
+      return expected(name, theirs == nullptr ? "an array, as into has one" : "none, as into has none",
+                      theirs == nullptr ? "none" : "an array");
+    };
+    if (Status s = check_alike("from.allowed_count", sum.allowed_count, more.allowed_count); !s.ok()) return s;
+    if (Status s = check_alike("from.allowed_weight", sum.allowed_weight, more.allowed_weight); !s.ok()) return s;
     if (Status s = find_backend(sum.device_type)->merge(&sum, more); !s.ok()) return s;
     sum.smoothing_weight += more.smoothing_weight;
     fill_struct(sum, into);

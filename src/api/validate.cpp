@@ -22,7 +22,7 @@ std::uint32_t sums_of(std::uint32_t arrays) {
   static_assert(kEntropySum << kFirstSum == TILELOSS_STATE_ENTROPY_SUM &&
                 kCollisionSum << kFirstSum == TILELOSS_STATE_COLLISION_SUM &&
                 kSmoothingSum << kFirstSum == TILELOSS_STATE_SMOOTHING_SUM && kArgmax << kFirstSum == TILELOSS_STATE_ARGMAX);
-  return arrays >> kFirstSum;
+  return arrays >> kFirstSum & (kEntropySum | kCollisionSum | kSmoothingSum | kArgmax);
 }
 std::uint32_t arrays_of(std::uint32_t sums) { return sums << kFirstSum; }
 
@@ -355,6 +355,7 @@ std::uint64_t fingerprint(const Problem& p) {
   h.add(p.device_index);
   h.add(p.rows);
   h.add(p.sums);
+  h.add(p.has_classes());
   h.add(p.needs_forward);
   h.add(p.has_pair_state);
   // What numbers that may change decide if they leave 0: the plan is cut by it.

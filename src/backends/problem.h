@@ -57,8 +57,9 @@ struct Problem {
     return total_columns > 0 && (present(args.allowed) || (needs_forward && row_state.allowed_count != nullptr));
   }
 
-  // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
   bool has_several_labels() const { return args.labels_per_row > 1; }
+
+  // Between forward and backward its states are merged with the other shards': tileloss_run.merge.
   bool merges_shards() const { return is_shard && needs_forward && needs_backward; }
 };
 

@@ -4,6 +4,7 @@
 
 #include <tileloss/tileloss.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -59,8 +60,16 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
     const bool is_transposed = m.row_stride == 1 && m.col_stride != 1;
     int64_t& stride = is_transposed ? m.col_stride : m.row_stride;
     const bool is_broadcast = m.row_stride == 0;
-    TensorView view{slot.name, m.data, element_bytes(m.dtype), is_broadcast ? 1 : m.rows, m.cols,
-                    stride,    true,   use_of(slot),           slot.is_output(),          is_transposed};
+    TensorView view{slot.name,
+                    m.data,
+                    element_bytes(m.dtype),
+                    is_broadcast ? std::min<std::int64_t>(m.rows, 1) : m.rows,
+                    m.cols,
+                    stride,
+                    true,
+                    use_of(slot),
+                    slot.is_output(),
+                    is_transposed};
     view.is_added_to = adds && slot.is_output() && slot.shape == impl::Shape::kHead;
     if (is_transposed) std::swap(view.rows, view.cols);
     if (group_stride != nullptr) {

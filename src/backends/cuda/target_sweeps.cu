@@ -66,7 +66,9 @@ TargetJob TargetSweeps::job(const TargetPart& part) const {
 
 void TargetSweeps::forward(Queue& queue, const TargetPart& part) const {
   const TargetJob target = job(part);
-  if (target.kind == TargetKind::kProbabilities) queue.launch(choose_columns, part.rows, threads_, target);
+  // A label that is given and not allowed is no row without one: its logp is -inf.
+  const bool may_lack_labels = !(present(problem_->args.labels) && present(problem_->args.allowed));
+  if (target.kind == TargetKind::kProbabilities && may_lack_labels) queue.launch(choose_columns, part.rows, threads_, target);
   make_stats(queue, part, target);
   find_sums(queue, part);
 }

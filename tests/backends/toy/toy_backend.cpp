@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "backends/device/device_call.h"
 #include "backends/host/checks.h"
@@ -65,6 +66,7 @@ class ToyDevice {
   template <class Loss>
   void begin(Loss* at, const Loss& loss, const impl::LabelColumns& labels, const RowArrays& rows) {
     each(problem_->rows, [=](std::int64_t i) { rows.label_columns[i] = labels[i]; });
+    if (rows.classes != nullptr) count_classes(rows);
     memory_->queue([=, p = problem_, error = error_] {
       std::memcpy(static_cast<void*>(at), &loss, sizeof loss);
       Status found = impl::host::check_numbers(*p);
@@ -73,6 +75,14 @@ class ToyDevice {
       if (found.ok()) return;
       std::fill_n(rows.label_columns, p->rows, impl::kBadLabel);
       if (error->ok()) *error = found;
+    });
+  }
+  // All columns are allowed.
+  void count_classes(const RowArrays& rows) {
+    each(problem_->rows, [=, p = problem_](std::int64_t i) {
+      const float* const weights = impl::class_weights(*p);
+      const double count = rows.label_columns[i] == impl::kIgnoredRow ? 0 : static_cast<double>(p->columns);
+      rows.classes[i] = {count, weights == nullptr || count == 0 ? count : std::accumulate(weights, weights + p->columns, 0.0)};
     });
   }
   void forward(const RowArrays& rows) { sweep<&ToySweeps::forward>(rows); }

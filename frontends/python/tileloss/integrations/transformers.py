@@ -52,9 +52,10 @@ def patch(
         token_accuracy: a call with labels answers with ``token_accuracy`` too, the share of the labels that count whose token is
             the likeliest. It costs one product with the head.
         logits_in_evaluation: False: a call with labels gives no logits in eval either, unless it has ``skip_logits=False``.
-        main_grad: each backward adds the head's gradient, not rounded, to the weight's attribute ``main_grad``, float32 and of
-            its shape, as Megatron-LM's; the weight gets no ``.grad`` of the loss. Its embedding, where the two are tied, still
-            does. A call that would train a head without one is refused (docs/users/memory.md, "Micro-batches from PyTorch").
+        main_grad: each backward of a call without logits adds the head's gradient, not rounded, to the weight's attribute
+            ``main_grad``, float32 and of its shape, as Megatron-LM's; the weight gets no ``.grad`` of that loss. Its embedding,
+            where the two are tied, still does. A call that would train a head without one is refused (docs/users/memory.md,
+            "Micro-batches from PyTorch").
 
     Raises:
         ImportError: transformers is not installed.
@@ -105,6 +106,10 @@ def _state_around(model: PreTrainedModel, path: str, options: Any) -> Any:
     inner = getattr(model, path)
     _inner_forward.check_model(model, inner)
     already = hasattr(inner, _fused_forward.STATE)
+    if already and getattr(inner, _fused_forward.STATE).options.main_grad != options.main_grad:
+        raise ValueError(
+            f"main_grad: expected what the {type(inner).__name__} inside is patched with, got {options.main_grad}"
+        )
     if not already:
         patch(inner, main_grad=options.main_grad)
     return _inner_forward.InnerState(options, path, not already)

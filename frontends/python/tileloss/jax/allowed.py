@@ -50,6 +50,8 @@ def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None
         raise TypeError(f"offsets: expected integers, got {ends.dtype}")
     if ends.ndim != 1 or ends.size == 0:
         raise ValueError(f"offsets: expected shape [N + 1], got {list(ends.shape)}")
+    # A narrow type has no room for V.
+    array, ends = array.astype(jnp.int32), ends.astype(jnp.int32)
     if not any(isinstance(x, jax.core.Tracer) for x in (array, ends)):
         _check(array, ends, vocab_size)
     places = jnp.arange(array.size)
@@ -58,7 +60,7 @@ def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None
     rows, array = rows[order], array[order]
     again = (rows[1:] == rows[:-1]) & (array[1:] == array[:-1])
     is_new = jnp.ones(array.size, bool).at[1:].set(~again)
-    is_new &= (array >= 0) & (array < vocab_size)
+    is_new &= (array >= 0) & (array < vocab_size) & (rows >= 0)
     bits = jnp.where(is_new, jnp.uint32(1) << (array % WORD).astype(jnp.uint32), 0)
     words = jnp.zeros((ends.size - 1, words_of(vocab_size)), jnp.uint32)
     words = words.at[rows, array // WORD].add(bits.astype(jnp.uint32), mode="drop")
@@ -67,9 +69,12 @@ def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None
 
 def checked_allowed(given: Any, rows: Leading, width: int, shards: int) -> Array:
     """The sets as [N, W], or [1, W] where all rows have the same. ``width``: the operand's columns, those of a shard."""
+    dtype = getattr(given, "dtype", None)  # JAX makes int32 of an int64
+    if dtype != jnp.int32:
+        raise TypeError(
+            f"allowed: expected int32 words (allowed_from), got {dtype or type(given).__name__}"
+        )
     words, last = jnp.asarray(given), words_of(width)
-    if words.dtype != jnp.int32:
-        raise TypeError(f"allowed: expected int32 words (allowed_from), got {words.dtype}")
     if words.shape not in ((last,), (prod(rows.shape), last), (*rows.shape, last)):
         raise ValueError(
             f"allowed: expected shape [{last}], one set for all rows, or {[*rows.shape, last]}, a word for {WORD} columns, "

@@ -186,14 +186,14 @@ def is_probabilities(target: Any) -> bool:
 
 
 def checked_tensors(
-    function: str, student: Student, tensors: Mapping[str, Any], given: Mapping[str, Value]
+    function: str, student: Student, tensors: Mapping[str, Any], given: Any, is_shard: bool = False
 ) -> list[Tensor | None]:
-    """What follows the student's matrices in ARGUMENTS: target, labels and inputs, checked and detached. ``tensors``: by their
-    names in the ABI; those that are not there are None."""
+    """What follows the student's matrices in ARGUMENTS, checked and detached. ``tensors``: by their names in the ABI; those that
+    are not there are None. ``is_shard``: of the vocabulary, where rows have one label."""
     arguments, labels = ARGUMENTS[student.name_of(function)], tensors.get("labels")
     if labels is not None or not arguments.target:
-        several = function == "logprobs"
-        labels = _checked_labels(plain("target", labels), student.first, several)
+        labels = plain("target", labels)
+        labels = _checked_labels(labels, student.first, function == "logprobs" and not is_shard)
     rows = rows_of_labels(labels, student.first)
     checked: list[Tensor | None] = []
     sizes = {"V": student.vocab}

@@ -98,8 +98,7 @@ class Call:
                     setter = _set_vector if slot in _VECTORS else _set_matrix
                     self.alive.append(setter(self.args, f"d{slot}", gradient))
         first, labels = tensors[0], tensors[arguments.slots.index("labels")]
-        assert first is not None
-        if labels is not None and has_several_labels(labels, first):
+        if first is not None and labels is not None and has_several_labels(labels, first):
             self.args.labels_per_row = labels.shape[-1]
         if "sequence_offsets" in arguments.inputs and not self.args.sequence_offsets.dtype:
             assert labels is not None

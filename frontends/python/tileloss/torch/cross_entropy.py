@@ -37,9 +37,13 @@ def _rows(
         and labels.dim() == first.dim()
         and labels.shape[-1] == 0
     )
-    if is_empty:
-        shape, ignored = (*first.shape[:-1], 1), given["ignore_index"]
-        given["labels"] = torch.full(shape, ignored, device=first.device)  # type: ignore[arg-type]
+    if is_empty and isinstance(labels, Tensor):
+        slots, ignored = (
+            labels.long() if labels.dtype == torch.uint8 else labels,
+            given["ignore_index"],
+        )
+        shape = (*labels.shape[:-1], 1)
+        given["labels"] = slots.new_full(shape, ignored if isinstance(ignored, int) else 0)
     results = results_of(
         "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
     )
@@ -273,7 +277,7 @@ def logprobs(
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
         target: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
             sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
-            empty slot, its logp 0; a row of these alone is ignored. Not on CUDA, and not over shards of the vocabulary.
+            empty slot, its logp 0; a row of these alone is ignored. Not on CUDA, not with ``allowed``.
 
     The other arguments and the errors: `cross_entropy`.
 

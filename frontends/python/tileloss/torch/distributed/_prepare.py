@@ -226,7 +226,7 @@ def _prepare(given: Given) -> Prepared:
     else:
         student = checked_logits(given.input, least_columns=0)
     check_backend(student.first, given.group)
-    checked = checked_tensors(given.function, student, given.tensors, options)
+    checked = checked_tensors(given.function, student, given.tensors, options, is_shard=True)
     place = len(given.target)
     target, labels, inputs = checked[:place], checked[place], checked[place + 1 :]
     ignored: Any = IGNORED if labels is None else options.get("ignore_index", IGNORED)
@@ -318,8 +318,8 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "valid_vocab": arguments.valid_vocab,
             "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
-            "grad_in_forward": arguments.grad_in_forward,
             "linear_weight_grad is given": arguments.student.adds,
+            "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
             "device of input": arguments.student.first.device.type,
