@@ -31,12 +31,9 @@ def _rows(
 ) -> RowOutputs:
     """Of `logprobs`, whichever the student is. Rows with no labels at all are rows with an empty slot."""
     names, labels, first = checked_outputs(RowOutputs, outputs), given["labels"], student[1][0]
-    is_empty = (
-        isinstance(labels, Tensor)
-        and isinstance(first, Tensor)
-        and labels.dim() == first.dim()
-        and labels.shape[-1] == 0
-    )
+    is_empty = isinstance(labels, Tensor) and 0 in labels.shape and labels.shape[-1] == 0
+    if is_empty and isinstance(labels, Tensor) and isinstance(first, Tensor):
+        is_empty = labels.dim() == first.dim()
     if is_empty and isinstance(labels, Tensor):
         slots, ignored = (
             labels.long() if labels.dtype == torch.uint8 else labels,
