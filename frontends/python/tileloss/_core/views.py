@@ -14,6 +14,28 @@ def words_of(columns: int) -> int:
     return (columns + WORD - 1) // WORD
 
 
+def check_sets(
+    tokens: Sequence[int], is_bool: bool, offsets: Sequence[int] | None, vocab_size: int | None
+) -> None:
+    """Raises ValueError where the shapes that `allowed_from` is given are wrong. ``offsets``: None where there are none."""
+    if is_bool:
+        if offsets is not None or vocab_size is not None:
+            raise ValueError(
+                "offsets: expected None, as vocab_size, with tokens of bool, got one of them"
+            )
+        if not tokens:
+            raise ValueError("tokens: expected bool [..., V], got a scalar")
+        return
+    if offsets is None or vocab_size is None:
+        raise ValueError("offsets: expected with vocab_size, as tokens are integers, got None")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise ValueError(f"vocab_size: expected an integer >= 1, got {vocab_size!r}")
+    if len(tokens) != 1:
+        raise ValueError(f"tokens: expected one dimension, got {list(tokens)}")
+    if len(offsets) != 1 or not offsets[0]:
+        raise ValueError(f"offsets: expected shape [N + 1], got {list(offsets)}")
+
+
 class Layout(NamedTuple):
     """Rows a stride apart, in groups a stride of their own apart."""
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tileloss._core.views import WORD, words_of
+from tileloss._core.views import WORD, check_sets, words_of
 from tileloss.jax._devices import Leading
 from tileloss.jax._shards import Shards
 from tileloss.jax._sweeps.allowed import count
@@ -29,27 +29,15 @@ def allowed_from(tokens: Any, offsets: Any = None, vocab_size: int | None = None
             program knows are not looked at: a token out of range is left out.
     """
     array = jnp.asarray(tokens)
-    if array.dtype == jnp.bool_:
-        if offsets is not None or vocab_size is not None:
-            raise ValueError(
-                "offsets: expected None, as vocab_size, with tokens of bool, got one of them"
-            )
-        if array.ndim == 0:
-            raise ValueError("tokens: expected bool [..., V], got shape []")
-        return _packed(array)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
+    ends = None if offsets is None else jnp.asarray(offsets)
+    is_bool = array.dtype == jnp.bool_
+    if not is_bool and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"tokens: expected bool or integers, got {array.dtype}")
-    if offsets is None or vocab_size is None:
-        raise ValueError("offsets: expected with vocab_size, as tokens are integers, got None")
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise ValueError(f"vocab_size: expected an integer >= 1, got {vocab_size!r}")
-    ends = jnp.asarray(offsets)
-    if array.ndim != 1:
-        raise ValueError(f"tokens: expected one dimension, got shape {list(array.shape)}")
-    if not jnp.issubdtype(ends.dtype, jnp.integer):
+    if ends is not None and not jnp.issubdtype(ends.dtype, jnp.integer):
         raise TypeError(f"offsets: expected integers, got {ends.dtype}")
-    if ends.ndim != 1 or ends.size == 0:
-        raise ValueError(f"offsets: expected shape [N + 1], got {list(ends.shape)}")
+    check_sets(array.shape, is_bool, None if ends is None else ends.shape, vocab_size)
+    if ends is None or vocab_size is None:
+        return _packed(array)
     # A narrow type has no room for V.
     array, ends = array.astype(jnp.int32), ends.astype(jnp.int32)
     if not any(isinstance(x, jax.core.Tracer) for x in (array, ends)):

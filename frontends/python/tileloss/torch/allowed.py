@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tileloss._core.views import WORD, words_of
+from tileloss._core.views import WORD, check_sets, words_of
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -27,27 +27,15 @@ def allowed_from(
     """
     if not isinstance(tokens, Tensor):
         raise TypeError(f"tokens: expected a Tensor, got {type(tokens).__name__}")
-    if tokens.dtype == torch.bool:
-        if offsets is not None or vocab_size is not None:
-            raise ValueError(
-                "offsets: expected None, as vocab_size, with tokens of bool, got one of them"
-            )
-        if tokens.dim() == 0:
-            raise ValueError("tokens: expected bool [..., V], got a scalar")
-        return _packed(tokens)
-    if tokens.dtype not in _INTEGERS:
+    is_bool = tokens.dtype == torch.bool
+    if not is_bool and tokens.dtype not in _INTEGERS:
         raise TypeError(f"tokens: expected bool or integers, got {tokens.dtype}")
-    if offsets is None or vocab_size is None:
-        raise ValueError("offsets: expected with vocab_size, as tokens are integers, got None")
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise ValueError(f"vocab_size: expected an integer >= 1, got {vocab_size!r}")
-    if tokens.dim() != 1:
-        raise ValueError(f"tokens: expected one dimension, got {list(tokens.shape)}")
-    if not isinstance(offsets, Tensor) or offsets.dtype not in _INTEGERS:
+    if offsets is not None and getattr(offsets, "dtype", None) not in _INTEGERS:
         kind = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
         raise TypeError(f"offsets: expected a Tensor of integers, got {kind}")
-    if offsets.dim() != 1 or not offsets.numel():
-        raise ValueError(f"offsets: expected shape [N + 1], got {list(offsets.shape)}")
+    check_sets(tokens.shape, is_bool, None if offsets is None else offsets.shape, vocab_size)
+    if offsets is None or vocab_size is None:
+        return _packed(tokens)
     tokens, offsets = tokens.long(), offsets.to(tokens.device, torch.int64)
     _check(tokens, offsets, vocab_size)
     rows, width = offsets.numel() - 1, words_of(vocab_size) * WORD

@@ -29,23 +29,27 @@ def _rows(
     outputs: Iterable[str],
     inplace_backward: bool = False,
 ) -> RowOutputs:
-    """Of `logprobs`, whichever the student is. Rows with no labels at all are rows with an empty slot."""
-    names, labels, first = checked_outputs(RowOutputs, outputs), given["labels"], student[1][0]
-    is_empty = isinstance(labels, Tensor) and 0 in labels.shape and labels.shape[-1] == 0
-    if is_empty and isinstance(labels, Tensor) and isinstance(first, Tensor):
-        is_empty = labels.dim() == first.dim()
-    if is_empty and isinstance(labels, Tensor):
-        slots, ignored = (
-            labels.long() if labels.dtype == torch.uint8 else labels,
-            given["ignore_index"],
-        )
-        shape = (*labels.shape[:-1], 1)
-        given["labels"] = slots.new_full(shape, ignored if isinstance(ignored, int) else 0)
+    """Of `logprobs`, whichever the student is."""
+    names = checked_outputs(RowOutputs, outputs)
+    slots = _empty_slots(given["labels"], student[1][0], given["ignore_index"])
+    if slots is not None:
+        given["labels"] = slots
     results = results_of(
         "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
     )
     rows = rows_of(RowOutputs, results, names)
-    return rows._replace(logp=rows.logp[..., :0]) if is_empty and rows.logp is not None else rows
+    return rows if slots is None or rows.logp is None else rows._replace(logp=rows.logp[..., :0])
+
+
+def _empty_slots(labels: Value, first: Any, ignore_index: Value) -> Tensor | None:
+    """A slot for each row where labels are [..., 0], as the ABI has no rows without; else None. What is wrong with them stays."""
+    if not isinstance(labels, Tensor) or labels.shape[-1:] != (0,):
+        return None
+    if not isinstance(first, Tensor) or labels.dim() != first.dim():
+        return None
+    dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
+    ignored = ignore_index if isinstance(ignore_index, int) else 0
+    return labels.new_full((*labels.shape[:-1], 1), ignored, dtype=dtype)
 
 
 @explains_names
