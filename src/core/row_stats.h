@@ -14,6 +14,8 @@ namespace tileloss::impl {
 struct RowClasses {
   double count = -1;
   double weight = -1;  // the sum of c_j
+
+  TILELOSS_HOST_DEVICE double count_of(double all) const { return count < 0 ? all : count; }
 };
 
 struct RowStats {

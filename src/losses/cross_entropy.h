@@ -44,9 +44,8 @@ class CrossEntropy {
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const RowStats& r) const {
     const double s = options_.label_smoothing, zeta = options_.z_loss;
-    const bool has_all = r.classes.count < 0;
-    const double classes = has_all ? static_cast<double>(context_.classes) : r.classes.count,
-                 class_weight_sum = has_all ? class_weight_sum_ : r.classes.weight;
+    const double classes = r.classes.count_of(static_cast<double>(context_.classes)),
+                 class_weight_sum = r.classes.count < 0 ? class_weight_sum_ : r.classes.weight;
     const double share = s > 0 ? s / classes : 0;
     const double ce = context_.token_weights[i] * ce_scale_, z = context_.token_weights[i] * z_scale_;
     double c_y = context_.class_weight(i);

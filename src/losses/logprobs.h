@@ -26,8 +26,7 @@ class Logprobs {
     }
     RowResult result{0, coefficients_from_upstream(target, context_.lse_grad[i], context_.entropy_grad[i], stats.entropy)};
     if (has_several) result.coefficients.prob_plus_target -= others;
-    result.coefficients.uniform =
-        context_.mean_logit_grad[i] / (stats.classes.count < 0 ? static_cast<double>(context_.classes) : stats.classes.count);
+    result.coefficients.uniform = context_.mean_logit_grad[i] / stats.classes.count_of(static_cast<double>(context_.classes));
     return result;
   }
 

@@ -49,11 +49,11 @@ TILELOSS_HOST_DEVICE inline void empty_row(const tileloss_row_state& s, std::int
   save_row(s, i, RowState());
   save_classes(s, i, {0, 0});
 }
-// A row of into = into + from. Arrays that `from` lacks are left alone.
+// A row of into = into + from, which both have counts or neither. Other arrays that `from` lacks are left alone.
 TILELOSS_HOST_DEVICE inline void merge_row(tileloss_row_state into, const tileloss_row_state& from, std::int64_t i) {
   const RowState both = merge(load_row(into, i), smoothing_weight(into, i), load_row(from, i), smoothing_weight(from, i));
-  if (from.allowed_count != nullptr && into.allowed_count != nullptr) into.allowed_count[i] += from.allowed_count[i];
-  if (from.allowed_weight != nullptr && into.allowed_weight != nullptr) into.allowed_weight[i] += from.allowed_weight[i];
+  if (into.allowed_count != nullptr) into.allowed_count[i] += from.allowed_count[i];
+  if (into.allowed_weight != nullptr) into.allowed_weight[i] += from.allowed_weight[i];
   if (from.entropy_sum == nullptr) into.entropy_sum = nullptr;
   if (from.collision_sum == nullptr) into.collision_sum = nullptr;
   if (from.smoothing_sum == nullptr) into.smoothing_sum = nullptr;

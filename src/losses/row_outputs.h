@@ -64,7 +64,7 @@ struct RowOutputs {
     lse.set(i, static_cast<float>(s.lse));
     entropy.set(i, static_cast<float>(s.entropy));
     log_sum_sq_probs.set(i, static_cast<float>(s.log_sum_sq_probs));
-    const double mean = s.smoothing_sum / (s.classes.count < 0 ? classes : s.classes.count);
+    const double mean = s.smoothing_sum / s.classes.count_of(classes);
     mean_logit.set(i, static_cast<float>(std::isinf(s.max) ? mean : s.max + mean));
     argmax.set(i, s.argmax);
     correct.set(i, s.argmax == labels[i] ? 1 : 0);

@@ -631,5 +631,24 @@ TEST(AllowedValidation, NamesWhatIsWrong) {
   refused([](tileloss_matrix& m) { m.data = nullptr; }, "allowed.data: expected a pointer, got null");
 }
 
+TEST(AllowedValidation, StatesWithCountsAndWithoutAreNotMerged) {
+  float numbers[5] = {};
+  auto with = init<tileloss_row_state>();
+  with.rows = 1;
+  with.max = &numbers[0];
+  with.sum = &numbers[1];
+  with.label_logit = &numbers[2];
+  tileloss_row_state without = with;
+  with.allowed_count = &numbers[3];
+  EXPECT_EQ(tileloss_row_state_merge(&with, &without), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_STREQ(tileloss_last_error(), "from.allowed_count: expected an array, as into has one, got none");
+  EXPECT_EQ(tileloss_row_state_merge(&without, &with), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_STREQ(tileloss_last_error(), "from.allowed_count: expected none, as into has none, got an array");
+  without.allowed_count = &numbers[3];
+  without.allowed_weight = &numbers[4];
+  EXPECT_EQ(tileloss_row_state_merge(&with, &without), TILELOSS_INVALID_ARGUMENT);
+  EXPECT_STREQ(tileloss_last_error(), "from.allowed_weight: expected none, as into has none, got an array");
+}
+
 }  // namespace
 }  // namespace tileloss::test

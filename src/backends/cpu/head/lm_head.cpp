@@ -1,7 +1,6 @@
 #include "backends/cpu/head/lm_head.h"
 
 #include <cstring>
-#include <numeric>
 
 #include "backends/cpu/head/linear_walk.h"
 
@@ -228,17 +227,13 @@ void LinearWalk::run(RowVisitor& visitor) {
   if (runs_products && !job_.is_packed) pack_hidden();
   if (runs_products && shape().labels_per_row > 0) find_labels(visitor);
   const std::int64_t chunk = std::max<std::int64_t>(shape().row_chunk, 1);
-  RowClasses all;  // of a row with every column: they may be many
-  if (job_.allowed) all.count = all.weight = static_cast<double>(shape().columns);
-  if (job_.allowed && job_.class_weights != nullptr)
-    all.weight = std::accumulate(job_.class_weights, job_.class_weights + shape().columns, 0.0);
   for (std::int64_t begin = 0; begin < used_; begin += chunk) {
     const std::int64_t end = std::min(used_, begin + chunk);
     if (job_.sweeps_forward && runs_products) forward(begin, end);
     for (std::int64_t u = begin; u < end; ++u) {
       const std::int64_t i = rows_[u];
       std::optional<TargetStats> stats = visitor.known(i);
-      RowClasses classes = all;
+      RowClasses classes;
       if (job_.allowed) {
         const AllowedSet set = allowed(u, 0, shape().columns);
         if (!set.is_full()) classes = set.classes(job_.class_weights);

@@ -19,8 +19,8 @@ class ProbabilityRows : public RowWorker {
     if (is_done(i)) return;
     const std::byte* const x = logits(i);
     const std::optional<TargetStats> known = visitor_.known(i);
-    const double classes = known && known->classes.count >= 0 ? known->classes.count : static_cast<double>(target_.classes);
-    added_ = target_.options.label_smoothing / classes;
+    const RowClasses classes = known ? known->classes : RowClasses();
+    added_ = target_.options.label_smoothing / classes.count_of(static_cast<double>(target_.classes));
     const std::int64_t heaviest = weigh(i);
     const bool has_column = known || job_.label_columns[i] >= 0 || job_.allowed.has_labels;
     const std::int64_t column = has_column ? job_.label_columns[i] : heaviest;
