@@ -43,9 +43,10 @@ def _rows(
 
 def _empty_slots(labels: Value, first: Any, ignore_index: Value) -> Tensor | None:
     """A slot for each row where labels are [..., 0], as the ABI has no rows without; else None. What is wrong with them stays."""
-    if not isinstance(labels, Tensor) or labels.shape[-1:] != (0,):
+    if not (isinstance(labels, Tensor) and isinstance(first, Tensor)):
         return None
-    if not isinstance(first, Tensor) or labels.dim() != first.dim():
+    # The dimensions first: a compiled program may not know how many rows there are before it runs.
+    if labels.dim() != first.dim() or labels.shape[-1] != 0:
         return None
     dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
     ignored = ignore_index if isinstance(ignore_index, int) else 0
