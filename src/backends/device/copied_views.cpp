@@ -38,7 +38,10 @@ struct Layout {
 class CopiedCall final : public Call {
  public:
   CopiedCall(const Problem& problem, const Backend& device, std::int32_t device_index)
-      : p_(problem), device_(device), memory_(*device.memory()), used_(p_.args.labels, p_.logit.ignore_index, p_.args.mask) {
+      : p_(problem),
+        device_(device),
+        memory_(*device.memory()),
+        used_(p_.args.labels, p_.logit.ignore_index, p_.args.mask, p_.args.labels_per_row) {
     p_.device_type = device.device_type();
     p_.device_index = device_index;
     if (p_.has_row_state) move(p_.row_state, p_.needs_forward);
