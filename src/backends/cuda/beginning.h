@@ -117,7 +117,8 @@ struct Beginning {
     Report found = {};
     found.what = Wrong::kLabel;
     found.index = i;
-    found.label = labels.labels[i];
+    found.slot = labels.labels.per_row() > 1 ? labels.bad_slot(i) : -1;
+    found.label = labels.labels.at(i, found.slot < 0 ? 0 : found.slot);
     found.classes = labels.classes;
     found.ignore_index = ignore_index;
     verdict.write(found);

@@ -22,6 +22,7 @@ struct Report {
   int state;  // what else is here is the host's to read when it is kWritten
   Wrong what;
   std::int64_t index;                         // of a row or an offset
+  std::int64_t slot;                          // of a row with several labels; else -1
   std::int64_t label, classes, ignore_index;  // of a row
   std::int64_t offset, before, count, rows;   // of an offset
   double number;

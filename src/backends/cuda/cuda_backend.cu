@@ -134,8 +134,6 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
-  if (p.has_several_labels())
-    return {TILELOSS_UNSUPPORTED, "labels_per_row: expected 0 or 1 on CUDA, got " + std::to_string(p.args.labels_per_row)};
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;
@@ -259,7 +257,10 @@ Status CudaBackend::check_errors(std::int32_t device_index, void* /*stream*/) co
   const Report r = *all;
   state.store(kUnwritten, std::memory_order_release);
   switch (r.what) {
-    case Wrong::kLabel: return bad_label(std::to_string(r.index), r.label, r.classes, r.ignore_index);
+    case Wrong::kLabel: {
+      const std::string slot = r.slot >= 0 ? "," + std::to_string(r.slot) : "";
+      return bad_label(std::to_string(r.index) + slot, r.label, r.classes, r.ignore_index);
+    }
     case Wrong::kNumber:
       return r.if_missing != nullptr && std::isnan(r.number) ? invalid(r.if_missing) : out_of_range(r.field, r.number);
     case Wrong::kTransform: return bad_temperature(r.temperature, r.number);

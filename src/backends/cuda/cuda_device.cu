@@ -2,6 +2,7 @@
 
 #include "backends/cuda/count_allowed.h"
 #include "backends/cuda/cuda_device.h"
+#include "backends/cuda/label_slots.h"
 #include "backends/cuda/row_backward.h"
 
 namespace tileloss::impl::cuda {
@@ -59,6 +60,17 @@ void CudaDevice::count_classes(const device::RowArrays& rows) {
   queue_.launch(count_allowed, p.rows, threads_for(p.columns / 32), job(rows), sums_weights);
 }
 
+void CudaDevice::find_labels(const LabelColumns& labels, const device::RowArrays& rows) {
+  const Problem& p = *problem_;
+  if (rows.slots.count == 0) return;
+  if (head_) {
+    head_->multiply_labels(queue_, labels, rows);
+  } else {
+    launch_each(queue_, p.rows * rows.slots.count, ReadLabelLogit{labels, rows, job(rows).logits, p.storage});
+  }
+  launch_each(queue_, p.rows, FindLikeliest{labels, rows, arrays_.transform});
+}
+
 void CudaDevice::forward(const device::RowArrays& rows) {
   if (head_) return head_->forward(queue_, rows);
   if (target_) return target_->forward(queue_, all_rows(rows));
@@ -68,7 +80,12 @@ void CudaDevice::forward(const device::RowArrays& rows) {
 void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states) {
   if (head_) return head_->backward(queue_, rows, states);
   if (target_) return target_->backward(queue_, all_rows(rows));
-  launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, job(rows), states);
+  const SweepJob all = job(rows);
+  launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, all, states);
+  if (rows.slots.count == 0) return;
+  launch_each(queue_, problem_->rows * rows.slots.count,
+              WriteLabelGradient{make_context(*problem_), rows, states, arrays_.transform, 0, 0, problem_->columns, all.dlogits,
+                                 problem_->storage});
 }
 
 void CudaDevice::find_sums(const device::RowArrays& rows) {

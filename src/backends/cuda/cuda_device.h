@@ -97,6 +97,7 @@ class CudaDevice {
     const std::int64_t blocks = (problem_->rows + kThreadsOfBeginning - 1) / kThreadsOfBeginning;
     queue_.launch(begin_call<Beginning>, std::max<std::int64_t>(blocks, 1), kThreadsOfBeginning, all);
     count_classes(rows);
+    find_labels(labels, rows);
     check_known_columns(rows);
   }
   void forward(const device::RowArrays& rows);
@@ -119,6 +120,8 @@ class CudaDevice {
   Verdict verdict() const { return {report_, arrays_.state}; }
   Beginning beginning(const LabelColumns& labels, const device::RowArrays& rows) const;
   void count_classes(const device::RowArrays& rows);
+  // Of rows with several.
+  void find_labels(const LabelColumns& labels, const device::RowArrays& rows);
   // Of rows whose target is not labels: target_sweeps.cu.
   void add_target_transforms(Beginning& all) const;
   void check_known_columns(const device::RowArrays& rows);

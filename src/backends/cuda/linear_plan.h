@@ -48,9 +48,11 @@ inline bool has_block_sums(const Problem& p) {
 }
 // The blocks of a forward whose rows have columns of their own: their number says whether there are any, and their weight.
 inline bool has_block_classes(const Problem& p) { return p.needs_forward && p.has_classes() && !has_block_sums(p); }
-// A backward whose rows' numbers are made once for all chunks: of labels, without softcap.
+// A backward whose rows' numbers are made once for all chunks: of labels, without softcap. dbias is added up there before dlogits
+// are written, and so before those of several labels are right.
 inline bool has_gradient_rows(const Problem& p) {
-  return p.needs_backward && !p.loss->needs_target_sweep() && !(p.logit.softcap > 0);
+  const bool is_of_labels = !p.loss->needs_target_sweep() && !(p.has_several_labels() && present(p.args.dbias));
+  return p.needs_backward && is_of_labels && !(p.logit.softcap > 0);
 }
 
 // What products make of dhead: the caller's bfloat16, rounded once, or sums that are rounded or added there. The same wherever

@@ -5,6 +5,7 @@
 #define TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_
 
 #include "backends/cuda/kept_words.h"
+#include "backends/cuda/label_slots.h"
 #include "backends/cuda/linear_kernels.h"
 #include "backends/cuda/linear_plan.h"
 #include "backends/cuda/row_backward.h"
@@ -44,6 +45,26 @@ __device__ __forceinline__ void load_eight(const std::uint16_t* from, int count,
 #pragma unroll
     for (int k = 0; k < kColumnsAtOnce; ++k) to[k] = k < count ? static_cast<float>(load(from + k)) : 0;
   }
+}
+
+// A slot's logit, by a warp: a hidden state times a row of the head, both as products see them.
+inline constexpr int kSlotWarps = 8;
+template <class T>
+__global__ void multiply_labels(LabelColumns labels, device::RowArrays rows, std::int64_t slots, AnyMatrix hidden, AnyMatrix head,
+                                AnyMatrix bias, std::int64_t width) {
+  begin_kernel();
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t n = std::int64_t{blockIdx.x} * kSlotWarps + warp, i = n / rows.slots.count;
+  if (n >= slots || !has_slots(rows, i)) return;
+  const std::int64_t column = labels.at(i, n % rows.slots.count);
+  if (column < 0) return;
+  const auto as_seen = [](float x) { return to_float(from_float<T>(x)); };
+  float part = 0;
+  for (std::int64_t h = lane; h < width; h += kWarp) part += as_seen(hidden.get(i, h)) * as_seen(head.get(column, h));
+  double sum = part;
+#pragma unroll
+  for (int k = kWarp / 2; k > 0; k /= 2) sum += __shfl_xor_sync(kAllLanes, sum, k);
+  if (lane == 0) rows.slots.logits[n] = static_cast<float>(sum) + (bias.data == nullptr ? 0 : bias.get(column, 0));
 }
 
 // Where a block's rows leave what they are; its first column.

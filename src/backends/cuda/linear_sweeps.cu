@@ -93,6 +93,15 @@ HeadSweeps::HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPie
 
 // --------------------------------------------------------------------------------------------------------------- forward
 
+void HeadSweeps::multiply_labels(Queue& queue, const LabelColumns& labels, const Arrays& rows) const {
+  const Side& own = sides_[0];
+  const std::int64_t slots = problem_->rows * rows.slots.count;
+  visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
+    queue.launch(cuda::multiply_labels<T>, (slots + kSlotWarps - 1) / kSlotWarps, kSlotWarps * kWarp, labels, rows, slots,
+                 any(own.hidden), any(own.head), any(own.bias), own.hidden.cols);
+  });
+}
+
 void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
   const Problem& p = *problem_;
   copy_hidden(queue, rows);
@@ -277,7 +286,7 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
     const bool makes_logits = p.rows > 0 && !is_kept(chunk, p.rows - 1);
     for (std::size_t s = 0; s < sides_.size(); ++s)
       chunk.heads[s] = head_at(queue, sides_[s], chunk, makes_logits || (s == 0 && present(a.dhidden)));
-    has_gradients ? write_dlogits(queue, chunk, rows) : make_dlogits(queue, chunk, rows, states);
+    has_gradients ? write_dlogits(queue, chunk, rows, states) : make_dlogits(queue, chunk, rows, states);
     if (present(a.dhidden)) add_dhidden(queue, chunk);
     if (present(a.dhead)) store_dhead(queue, chunk);
     if (present(a.dbias)) {
@@ -306,6 +315,7 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
       target_->backward(queue, part(sweep, chunk, begin, count));
     } else {
       launch_backward(queue, p, count, row_cut_.threads, sweep, states_from(states, begin));
+      write_labels(queue, chunk, rows, states, begin, count, sweep.dlogits, TILELOSS_FLOAT32);
     }
     if (are_multiplied && is_bfloat16()) {
       queue.launch(round_rows<Bfloat16>, count, threads_for(chunk.columns), dz,
@@ -318,18 +328,18 @@ void HeadSweeps::make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& ro
   }
 }
 
-void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const {
+void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const {
   const bool is_multiple_of_p = problem_->is_multiple_of_p;
-  if (is_in_words(chunk)) return write_dlogits<SlopesOfWords>(queue, chunk, rows);
-  if (cut_.has_words()) return write_dlogits<SlopesAsOfWords>(queue, chunk, rows);
+  if (is_in_words(chunk)) return write_dlogits<SlopesOfWords>(queue, chunk, rows, states);
+  if (cut_.has_words()) return write_dlogits<SlopesAsOfWords>(queue, chunk, rows, states);
   visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
-    is_multiple_of_p ? write_dlogits<SlopesOfLogits<T, true>>(queue, chunk, rows)
-                     : write_dlogits<SlopesOfLogits<T, false>>(queue, chunk, rows);
+    is_multiple_of_p ? write_dlogits<SlopesOfLogits<T, true>>(queue, chunk, rows, states)
+                     : write_dlogits<SlopesOfLogits<T, false>>(queue, chunk, rows, states);
   });
 }
 
 template <class Slopes>
-void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const {
+void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const {
   using T = typename Slopes::To;
   const Problem& p = *problem_;
   // All of what is kept at once, but where columns are added up: always by the same rows.
@@ -347,10 +357,21 @@ void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& r
     if (present(p.args.dbias))  // before dlogits go over what they are made of
       queue.launch(sum_columns<Slopes>, (chunk.columns + kWarp - 1) / kWarp, kSumWarps * kWarp, slopes, count, chunk.columns,
                    pieces_.dbias, begin > 0);
-    if (has_products())
-      queue.launch(is_masked(p) ? backward_chunk<Slopes, true> : backward_chunk<Slopes, false>, count, threads_for(chunk.columns),
-                   slopes, rows_at<T>(dlogits_at(chunk), begin, dlogits_stride(chunk)));
+    if (!has_products()) continue;
+    const Rows<T> to = rows_at<T>(dlogits_at(chunk), begin, dlogits_stride(chunk));
+    queue.launch(is_masked(p) ? backward_chunk<Slopes, true> : backward_chunk<Slopes, false>, count, threads_for(chunk.columns),
+                 slopes, to);
+    const RowMatrix dz = {to.data, to.stride};
+    write_labels(queue, chunk, rows, states, begin, count, dz, p.compute);
   }
+}
+
+void HeadSweeps::write_labels(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states, std::int64_t begin,
+                              std::int64_t count, const RowMatrix& to, tileloss_dtype storage) const {
+  if (rows.slots.count == 0) return;
+  launch_each(
+      queue, count * rows.slots.count,
+      WriteLabelGradient{make_context(*problem_), rows, states, transform_, begin, chunk.first, chunk.columns, to, storage});
 }
 
 void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {

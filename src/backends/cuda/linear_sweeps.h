@@ -48,6 +48,8 @@ class HeadSweeps {
              const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows,
              const SumParts& sums);
 
+  // The logits of rows' labels, where these are several.
+  void multiply_labels(Queue& queue, const LabelColumns& labels, const device::RowArrays& rows) const;
   void forward(Queue& queue, const device::RowArrays& rows) const;
   void find_sums(Queue& queue, const device::RowArrays& rows) const;
   void backward(Queue& queue, const device::RowArrays& rows, const RowStates& states) const;
@@ -98,9 +100,12 @@ class HeadSweeps {
   void sweep_whole_rows(Queue& queue, const Arrays& rows) const;
   void make_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
   // The same where rows' gradients are made once: dz goes straight to what products see.
-  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;
+  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
   template <class Slopes>
-  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows) const;
+  void write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states) const;
+  // Over those that are at `to`, from row `begin` on: of the labels, where a row has several.
+  void write_labels(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states, std::int64_t begin,
+                    std::int64_t count, const RowMatrix& to, tileloss_dtype storage) const;
   bool has_products() const { return present(problem_->args.dhidden) || present(problem_->args.dhead); }
   void add_dhidden(Queue& queue, const Chunk& chunk) const;
   void store_dhead(Queue& queue, const Chunk& chunk) const;

@@ -10,7 +10,7 @@
 //   void sort(double* values, count)    ascending
 //   void begin(at, loss, labels, rows)  *at = loss; the rows' label_columns and, if there are any, classes, and what only the
 //                                       device can look at: rows that are wrong get kBadLabel, those whose label is not allowed
-//                                       kLabelElsewhere
+//                                       kLabelElsewhere; of several labels the slots, and the likeliest's column
 //   void forward(rows)                  the rows' states; of a target that is not labels their stats too
 //   void find_sums(rows)                of stats that are there but for the sums: these, of these columns
 //   void backward(rows, states)         from the rows' results to all gradients
@@ -61,6 +61,10 @@ struct CallMemory {
     if (p.loss->needs_target_sweep()) rows.stats = from.template allocate<TargetStats>(p.rows);
     rows.results = from.template allocate<RowResult>(p.rows);
     if (p.has_classes()) rows.classes = from.template allocate<RowClasses>(p.rows);
+    if (!p.has_several_labels()) return;
+    const std::int64_t count = p.args.labels_per_row;
+    rows.slots = {count, from.template allocate<float>(p.rows * count), from.template allocate<float>(p.rows * count),
+                  from.template allocate<std::int64_t>(p.rows)};
   }
 };
 

@@ -12,6 +12,18 @@
 
 namespace tileloss::impl::device {
 
+// Of rows with several labels, which are `count`: of each slot [rows, count], and which is the likeliest, [rows].
+struct LabelSlots {
+  std::int64_t count = 0;   // 0: a row has one label
+  float* logits = nullptr;  // as they lie in memory
+  float* z = nullptr;       // transformed
+  std::int64_t* likeliest = nullptr;
+
+  TILELOSS_HOST_DEVICE SeveralLabels of(std::int64_t i) const {
+    return count == 0 ? SeveralLabels() : SeveralLabels{z + i * count, likeliest[i]};
+  }
+};
+
 // The arrays of a call, [rows] each, on the device.
 struct RowArrays {
   std::int64_t* label_columns = nullptr;
@@ -20,6 +32,7 @@ struct RowArrays {
   RowResult* results = nullptr;
   RowClasses* classes = nullptr;  // of a call with allowed columns: how many of these there are here, merged of all shards
                                   // once that is known; else null
+  LabelSlots slots;
 
   TILELOSS_HOST_DEVICE void set_classes(RowStats& of, std::int64_t i) const {
     if (classes != nullptr) impl::set_classes(of, classes[i]);
@@ -90,6 +103,7 @@ struct RowStageOf {
     if (rows.label_columns[i] == kIgnoredRow) return ignore(i);
     const bool is_bad = rows.label_columns[i] == kBadLabel;
     TargetStats stats = is_bad ? bad_stats() : rows.stats != nullptr ? rows.stats[i] : TargetStats(states.stats(i));
+    if (!is_bad) stats.labels = rows.slots.of(i);
     if (!is_merged) {
       rows.set_classes(stats, i);
     } else if (rows.classes != nullptr && !is_bad) {
