@@ -64,10 +64,14 @@ def hold(found: Tensor, expected: Tensor, relative: float) -> None:
     )
 
 
-def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None:
+def hold_function(
+    name: str, p: Problem, index: int = 0, allowed: Tensor | None = None, **options: Any
+) -> None:
     """The loss and its gradient of CUDA tensors, against the definitions in float64."""
     wide = dataclasses.replace(p, teacher=p.teacher.double())  # definitions compute in its type
-    exact = torch_problems.gradients(name, wide, torch_problems.plain)
+    exact = torch_problems.gradients(name, wide, torch_problems.plain, allowed=allowed)
+    if allowed is not None:
+        options["allowed"] = to_device(allowed, index)
     found = torch_problems.gradients(name, on_device(p, index), **options)
     # A head's products see rounded dlogits, which all but cancel where a target has mass in many columns.
     roundings = 2 if name.startswith("linear_") and name not in FUNCTIONS else 1
@@ -81,6 +85,22 @@ def hold_function(name: str, p: Problem, index: int = 0, **options: Any) -> None
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     hold_function(name, problem(dtype))
+
+
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
+def test_the_tokens_of_a_row(name: str) -> None:
+    p, is_in = torch_problems.of_sets()
+    hold_function(name, p, allowed=tl.allowed_from(is_in))
+
+
+@pytest.mark.parametrize("name", ["logprobs", "linear_logprobs"])
+def test_several_labels(name: str) -> None:
+    p = problem()
+    labels = torch.stack([p.labels, p.labels.flip(1), p.labels.clamp(min=3)], -1)
+    p = dataclasses.replace(p, labels=labels)
+    found, exact = (torch_problems.gradients(name, each) for each in (on_device(p), p))
+    for ours, theirs in zip(found, exact, strict=True):
+        hold(ours, theirs, ROUNDING[torch.float32])
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from definitions import unpacked
 from tileloss import torch as tl
@@ -15,25 +14,17 @@ from torch_problems import (
     ALL_FUNCTIONS,
     LOGIT_FUNCTIONS,
     B,
-    Problem,
     T,
     V,
     assert_same,
     gradients,
+    of_sets,
     plain,
     problem,
     run,
 )
 
 WORDS = -(-V // 32)
-
-
-def of_sets() -> tuple[Problem, Tensor]:
-    """A problem with a bool [B, T, V] that has the labels and the teacher's first tokens; elsewhere the teacher has no q."""
-    p = problem()
-    is_in = torch.rand(B, T, V) < 0.4
-    is_in.scatter_(-1, p.labels.clamp(min=0)[..., None], True)
-    return replace(p, teacher=p.teacher.masked_fill(~is_in, -torch.inf)), is_in
 
 
 @pytest.mark.parametrize("name", ALL_FUNCTIONS)

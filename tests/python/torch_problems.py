@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -66,11 +66,21 @@ def problem(dtype: torch.dtype = torch.float32, batch: int = B) -> Problem:
     )  # fmt: skip
 
 
+def of_sets() -> tuple[Problem, Tensor]:
+    """A problem with a bool [B, T, V] that has the labels and the teacher's first tokens; elsewhere the teacher has no q."""
+    p = problem()
+    is_in = torch.rand(B, T, V) < 0.4
+    is_in.scatter_(-1, p.labels.clamp(min=0)[..., None], True)
+    return replace(p, teacher=p.teacher.masked_fill(~is_in, -torch.inf)), is_in
+
+
 def weighted_sum(rows: tl.RowOutputs, p: Problem) -> Tensor:
     assert rows.logp is not None
     assert rows.lse is not None
     assert rows.entropy is not None
-    return (p.row_weights * (rows.logp - 0.3 * rows.lse + 0.2 * rows.entropy)).sum()
+    # Of several labels each counts for itself.
+    logp = rows.logp if rows.logp.dim() == rows.lse.dim() else rows.logp.square().sum(-1)
+    return (p.row_weights * (logp - 0.3 * rows.lse + 0.2 * rows.entropy)).sum()
 
 
 def run(name: str, p: Problem, *leaves: Tensor, of: Any = tl, **options: Any) -> Tensor:
