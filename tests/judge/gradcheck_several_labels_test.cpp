@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -33,7 +34,11 @@ TEST(GradcheckSeveralLabels, TheKernelsPass) {
                                                  {"temperature=2", "temperature_on=logprob", "dtype=fp32"},
                                                  {"source.distribution=wide", "dtype=fp32"},
                                                  {"source.distribution=confident", "expect_mostly_zero=true"},
-                                                 {"vocab_size=3", "valid_vocab=2", "labels_per_row=1024"}}) {
+                                                 {"vocab_size=3", "valid_vocab=2", "labels_per_row=1024"},
+                                                 {"allowed=half", "dtype=fp32", "softcap=10"},
+                                                 {"allowed=runs", "kernel.in_place=true", "labels_per_row=64"},
+                                                 {"allowed=sparse", "allowed_rows=[label_outside, one, empty]"},
+                                                 {"allowed=shared", "dtype=fp16", "kernel.row_groups=true"}}) {
       EXPECT_EQ(GradcheckCall(kBase, joined({"kernel.isa=" + isa}, variant)).failures(), Sets())
           << isa << " " << testing::PrintToString(variant);
     }
@@ -95,8 +100,12 @@ TEST(GradcheckSeveralLabels, TheNormOffTheLabelsIsWithoutThem) {
 }
 
 TEST(GradcheckSeveralLabelsLinear, TheKernelsPassAndEveryMutantIsCaught) {
-  for (const Sets& sets :
-       std::vector<Sets>{{}, {"dtype=fp32"}, {"dtype=fp16", "softcap=10"}, {"head_layout=hv", "source.std=8"}}) {
+  for (const Sets& sets : std::vector<Sets>{{},
+                                            {"dtype=fp32"},
+                                            {"dtype=fp16", "softcap=10"},
+                                            {"head_layout=hv", "source.std=8"},
+                                            {"allowed=half"},
+                                            {"allowed=runs", "dtype=fp32"}}) {
     const GradcheckCall check(kLinear, sets);
     EXPECT_EQ(check.failures(), Sets()) << testing::PrintToString(sets);
     const std::vector<MutantVerdict> mutants = check.mutants();
@@ -107,9 +116,20 @@ TEST(GradcheckSeveralLabelsLinear, TheKernelsPassAndEveryMutantIsCaught) {
   }
 }
 
+// Rows of labels that are all outside, of one column, and of none.
+TEST(GradcheckSeveralLabelsLinear, LabelsOutsideTheSetHaveNoProbability) {
+  for (const std::string dtype : {"bf16", "fp32"}) {
+    const Sets sets{"allowed=sparse", "allowed_rows=[label_outside, one, empty]", "dtype=" + dtype, "gradients=[dhidden]"};
+    const GradcheckCall check(kLinear, sets);
+    EXPECT_EQ(check.failures(), Sets()) << dtype;
+    EXPECT_GT(std::ranges::count(check.results.outputs[kLogp], -std::numeric_limits<double>::infinity()), 20) << dtype;
+  }
+}
+
 TEST(GradcheckSeveralLabelsStrict, NothingIsFoundAndLabelsAndLogpAreGuarded) {
   EXPECT_EQ(strict_report({}, call, kBase).findings, Sets());
   EXPECT_EQ(strict_report({}, call, kLinear).findings, Sets());
+  EXPECT_EQ(strict_report({"allowed=half"}, call, kBase).findings, Sets());
   const auto label = [](const tileloss_args& args, const tileloss_run&) { read_at<int64_t>(args.labels.data, 33 * 5); };
   EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, label), kBase),
                     "labels overrun: 1 element past the end of 165 (read), flush right"));
