@@ -34,10 +34,10 @@ struct TargetSums {
 // Of rows with several labels. The sweeps know one, the likeliest: no other has p > 1/2, so that 1 - p and log p of the others
 // keep their digits with their terms among those of all columns.
 struct SeveralLabels {
-  const float* z = nullptr;     // of each slot, -inf where it is empty; null: there is one label
-  std::int64_t likeliest = -1;  // the slot that the statistics' logp and p are of
+  const float* z = nullptr;     // of each slot, -inf where it is empty or outside the row's set; null: there is one label
+  std::int64_t likeliest = -1;  // the slot that the statistics' logp and p are of; -1: no label is in the row's set
 
-  // Fills z in. column(k): less than 0 for an empty slot; logit(column): transformed.
+  // Fills z in. column(k): less than 0 for an empty slot, or a label outside the row's set; logit(column): transformed.
   template <class Column, class Logit>
   TILELOSS_HOST_DEVICE static SeveralLabels find(std::int64_t count, float* z, const Column& column, const Logit& logit) {
     SeveralLabels labels{z, -1};
@@ -49,7 +49,7 @@ struct SeveralLabels {
     return labels;
   }
   TILELOSS_HOST_DEVICE double logp(std::int64_t k, const RowStats& row) const {
-    return z[k] == z[likeliest] ? row.logp : z[k] - row.max - row.log_sum;
+    return likeliest >= 0 && z[k] == z[likeliest] ? row.logp : z[k] - row.max - row.log_sum;
   }
 };
 

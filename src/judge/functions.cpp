@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "judge/inputs/policy.h"
+#include "judge/inputs/several_labels.h"
 #include "judge/inputs/targets.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
@@ -14,7 +15,7 @@ constexpr OwnInputs kLabels{};
 
 constexpr CheckedFunction kFunctions[] = {
     {"cross_entropy", &kLabels, make_cross_entropy},
-    {"logprobs", &kLabels, make_logprobs},
+    {"logprobs", &kSeveralLabels, make_logprobs, wrong_logprobs},
     {"policy_loss", &kPolicyInputs, make_policy_loss, wrong_policy_losses},
     {"distillation", &kTeacherInputs, make_distillation, wrong_distillations},
     {"soft_cross_entropy", &kProbabilityInputs, make_soft_cross_entropy, wrong_soft_cross_entropies},

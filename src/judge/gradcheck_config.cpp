@@ -169,6 +169,8 @@ GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string&
   config.class_weights = read_weights(reader, "class_weights");
   config.upstream = read_upstream(reader, config);
   config.outputs = reader.list("outputs", {"logp", "lse"}, output_names(config.has_divergence()));
+  if (config.labels_per_row > 1 && config.wants("correct"))
+    reader.fail("outputs", "expected none that is of one label with several a row, got correct");
   read_kernel(reader.section("kernel"), config);
   read_tolerances(reader.section("tolerances"), config.is_linear(), config.tolerances);
   config.mutants = reader.boolean("mutants", false);

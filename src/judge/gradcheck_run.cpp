@@ -67,7 +67,8 @@ double run_forward(const GradcheckConfig& config, const CheckInputs& inputs, con
   std::array<OutputBuffer, kOutputCount> outputs;
   for (size_t o = 0; o < kOutputCount; ++o) {
     const RowOutput& output = checked_outputs()[o];
-    if (config.wants(output.name)) args.*output.argument = outputs[o].make(output, rows);
+    const int64_t count = o == kLogp ? rows * inputs.labels_per_row : rows;
+    if (config.wants(output.name)) args.*output.argument = outputs[o].make(output, count);
   }
   if (state != nullptr) args.row_state = state;
   if (const auto names = config.function.metrics(); !names.empty()) {

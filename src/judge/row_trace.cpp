@@ -51,6 +51,7 @@ class Tracer {
     if (!row.given().allowed.empty()) show("allowed_columns", std::nullopt, static_cast<double>(expected.softmax->classes()));
     add_state(expected);
     add_statistics(expected_outputs(expected, view_.outputs), expected.magnitudes, config_.has_divergence());
+    add_slots(expected.logps, row.given().labels);
     add_probability(expected);
     for (const auto& [name, value] : row.terms()) show("term/" + name, std::nullopt, value);
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), expected.loss.total(), expected.loss_magnitude);
@@ -64,6 +65,7 @@ class Tracer {
 
   void trace_ignored_forward() {
     add_statistics({}, {}, config_.has_divergence());
+    add_slots(std::vector<SlotLogp>(view_.logps.size()), {});
     if (config_.function.is_loss()) judge("loss", widen(view_.per_loss), 0, 0);
   }
 
@@ -73,7 +75,7 @@ class Tracer {
       const CheckedGradient& gradient = results_.gradients[g];
       GradientMetric metric(gradient.dlogits_format);
       metric.add_row(row_, view_.dlogits[g], inputs_.cols, reference);
-      add_column(gradient, g, "label", expected.softmax->label(), &reference);
+      for (const auto& [name, label] : labels_of(expected)) add_column(gradient, g, name.c_str(), label, &reference);
       if (const int64_t worst = worst_column(metric); !column_ && worst >= 0) {
         add_column(gradient, g, "worst", worst, &reference);
       } else if (column_) {
@@ -105,7 +107,7 @@ class Tracer {
       show("dlogits/" + name, std::nullopt, column < inputs_.valid ? expected.gradient.gradient[index(column)] : 0);
       stages_.back().column = column;
     };
-    show_at("label", expected.softmax->label());
+    for (const auto& [name, label] : labels_of(expected)) show_at(name, label);
     if (column_) show_at("column", *column_);
     show("dlogits/norm", std::nullopt, norm(expected.gradient.gradient));
   }
@@ -133,6 +135,15 @@ class Tracer {
   }
 
  private:
+  // The label; of several the likeliest, and then the others.
+  static std::vector<std::pair<std::string, int64_t>> labels_of(const OracleValues& expected) {
+    std::vector<std::pair<std::string, int64_t>> labels{{"label", expected.softmax->label()}};
+    for (const int64_t label : expected.reference.labels) {
+      if (label != expected.softmax->label()) labels.emplace_back("another_label", label);
+    }
+    return labels;
+  }
+
   void show(const std::string& name, std::optional<double> kernel, std::optional<double> oracle) {
     Stage& stage = stages_.emplace_back();
     stage.name = name;
@@ -212,6 +223,7 @@ class Tracer {
         if (value) add_exact(output.name, *value, output.expected(expected));
         continue;
       }
+      if (o == kLogp && !inputs_.slots.empty()) continue;  // a slot's
       // The oracle's tells something even where the kernel was not asked.
       judge(output.name, value, output.expected(expected), magnitudes[o]);
       if (o == kLogp) limit_last(config_.tolerances.logp_max_abs);
@@ -221,6 +233,16 @@ class Tracer {
     ExactMetric bits("value_and_grad/logp_same_bits");
     bits.add(row_, std::bit_cast<int64_t>(*view_.fused_logp), std::bit_cast<int64_t>(*view_.outputs[kLogp]));
     add_gates("", bits.gates());
+  }
+
+  // `labels`: of a row in use.
+  void add_slots(const std::vector<SlotLogp>& expected, std::span<const int64_t> labels) {
+    for (size_t k = 0; k < expected.size(); ++k) {
+      const std::optional<double> logp = view_.logps.empty() ? std::nullopt : std::optional(view_.logps[k]);
+      judge(slot_name("logp", k), logp, expected[k].value, expected[k].magnitude);
+      limit_last(config_.tolerances.logp_max_abs);
+      if (!labels.empty() && labels[k] >= 0) stages_.back().column = labels[k];
+    }
   }
 
   // The label's: from logp, and from the state.

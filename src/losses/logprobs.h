@@ -21,7 +21,8 @@ class Logprobs {
     const bool has_several = context_.labels.per_row() > 1;
     double target = has_several ? 0 : context_.logp_grad[i] / context_.logp_divisor(), others = 0;
     for (std::int64_t k = 0; has_several && k < context_.labels.per_row(); ++k) {
-      const bool is_target = context_.labels.at(i, k) == context_.labels.at(i, stats.labels.likeliest);
+      const std::int64_t likeliest = stats.labels.likeliest;
+      const bool is_target = likeliest >= 0 && context_.labels.at(i, k) == context_.labels.at(i, likeliest);
       (is_target ? target : others) += context_.logp_grad_at(i, k);
     }
     RowResult result{0, coefficients_from_upstream(target, context_.lse_grad[i], context_.entropy_grad[i], stats.entropy)};

@@ -130,11 +130,15 @@ void SoftmaxRow::clear_outside(std::span<double> values) const {
   }
 }
 
-void SoftmaxRow::compute(const Transform& transform, std::span<const double> logits, std::int64_t label, Allowed allowed) {
-  if (label < 0 || index(label) >= logits.size()) throw std::invalid_argument("label out of range: " + std::to_string(label));
-  transform_ = transform;
+void SoftmaxRow::set_label(std::int64_t label) {
+  if (label < 0 || index(label) >= z_.size()) throw std::invalid_argument("label out of range: " + std::to_string(label));
   label_ = label;
+}
+
+void SoftmaxRow::compute(const Transform& transform, std::span<const double> logits, std::int64_t label, Allowed allowed) {
+  transform_ = transform;
   apply_transform(logits);
+  set_label(label);
   exclude(allowed);
   exps_.resize(z_.size());
   max_ = nan_max(z_);
@@ -247,6 +251,33 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, Gradi
   row.clear_outside(out.gradient);
   row.clear_outside(out.magnitude);
   multiply_by_slope(row, out);
+}
+
+// sum_k g_k d logp_k / dz_j, with d logp_k / dz_j = [j = y_k] - p_j.
+void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, std::span<const LabelUpstream> labels,
+                       GradientRow& out) {
+  logprobs_gradient(row, {0.0, upstream.lse, upstream.entropy, upstream.mean}, out);
+  double sum = 0.0, size = 0.0;
+  std::vector<double> own(out.gradient.size()), own_size(out.gradient.size());  // of each column's labels
+  for (const LabelUpstream& label : labels) {
+    const double g = label.logp / row.transform().logp_temperature();
+    sum += g;
+    size += std::fabs(g);
+    own[index(label.column)] += g;
+    own_size[index(label.column)] += std::fabs(g);
+  }
+  for (std::size_t j = 0; j < own.size(); ++j) {
+    const auto column = static_cast<std::int64_t>(j);
+    const double p = row.p(column), slope = row.dz_dx(column);
+    const double others = column == row.label() ? row.one_minus_p_label() : 1.0 - p;
+    out.gradient[j] += slope * (own[j] * others - (sum - own[j]) * p);
+    out.magnitude[j] += std::fabs(slope) * (own_size[j] * others + (size - own_size[j]) * p);
+  }
+  row.clear_outside(out.gradient);
+  row.clear_outside(out.magnitude);
+  out.dlogp = out.coefficients.target = own[index(row.label())];
+  out.coefficients.prob -= sum;
+  out.scale += size * row.largest_slope();
 }
 
 // ------------------------------------------------------------------------------------------------------ cross-entropy

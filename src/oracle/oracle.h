@@ -67,6 +67,9 @@ class SoftmaxRow {
   // `logits`: the valid columns. 0 <= label < logits.size(), in the set or not.
   void compute(const Transform& transform, std::span<const double> logits, std::int64_t label, Allowed allowed = {});
 
+  // Another of a row's labels: no sum depends on it.
+  void set_label(std::int64_t label);
+
   RowOutputs outputs() const;
 
   std::int64_t vocab() const { return static_cast<std::int64_t>(exps_.size()); }
@@ -138,6 +141,14 @@ struct RowUpstream {
   double mean = 0.0;  // of the logits
 };
 void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, GradientRow& out);
+// Of rows with several labels: the column of each and the upstream gradient of its logp, in place of upstream.logp. The row's
+// own label is the likeliest of them.
+struct LabelUpstream {
+  std::int64_t column = 0;
+  double logp = 0.0;
+};
+void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, std::span<const LabelUpstream> labels,
+                       GradientRow& out);
 
 struct CrossEntropyOptions {
   Transform transform;

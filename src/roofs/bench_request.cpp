@@ -13,6 +13,7 @@ namespace tileloss::tools {
 namespace {
 
 constexpr int64_t kMaxCalls = 1'000'000;
+constexpr int64_t kMaxLabels = 1024;  // of a row
 
 oracle::NumberFormat read_dtype(ConfigReader& reader, const char* key, const char* fallback) {
   return parse_dtype(reader.choice(key, fallback, dtype_names()));
@@ -44,6 +45,8 @@ void read_passes(ConfigReader& reader, const Function& function, BenchRequest& o
   out.reference = implementation != "kernel";
   if (out.reference && out.settings.allowed > 0)
     reader.fail("impl", "expected kernel, as the reference takes no sets of columns");
+  if (out.reference && out.settings.labels_per_row > 1)
+    reader.fail("impl", "expected kernel, as the reference takes one label a row");
   if (out.reference && !out.settings.device.is_cpu())
     reader.fail("impl", formatted("expected kernel on {}, as the reference runs on the cpu alone", out.settings.device.name()));
   const tileloss_pass gradient = function.is_loss() ? TILELOSS_VALUE_AND_GRAD : TILELOSS_BACKWARD;
@@ -71,6 +74,7 @@ BenchRequest read_bench_request(const ConfigNode& root) {
   out.in_place = reader.boolean("in_place", false);
   out.entropy = reader.boolean("entropy", false);
   out.allowed = reader.number("allowed", 0, {0, 1, false, std::nullopt});
+  out.labels_per_row = reader.integer("labels_per_row", 1, 1, kMaxLabels);
   out.iterations = static_cast<int>(reader.integer("iters", out.iterations, 1, kMaxCalls));
   out.warmup = static_cast<int>(reader.integer("warmup", out.warmup, 0, kMaxCalls));
   out.seed = static_cast<uint64_t>(reader.integer("seed", 0, 0, std::numeric_limits<int64_t>::max()));
@@ -102,6 +106,7 @@ Json case_of(const BenchRequest& request) {
                {"row_block", settings.kernel.row_block},
                {"vocab_block", settings.kernel.vocab_block}});
   if (settings.allowed > 0) json["allowed"] = settings.allowed;
+  if (settings.labels_per_row > 1) json["labels_per_row"] = settings.labels_per_row;
   if (!settings.device.is_cpu()) json.update({{"cuda_kernel", settings.kernel.cuda_kernel}, {"device", settings.device.name()}});
   if (function.is_linear()) {
     json.update({{"hidden", settings.head.hidden},

@@ -132,10 +132,11 @@ std::vector<std::string> timed_functions() {
 std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Function& function) {
   std::vector<MemoryNeed> needs = matrices_spec(settings, function).needs();
   const auto rows = static_cast<double>(settings.tokens);
-  needs.push_back({"labels", rows * sizeof(int64_t)});
+  const auto labels = rows * static_cast<double>(settings.labels_per_row);
+  needs.push_back({"labels", labels * sizeof(int64_t)});
   if (settings.allowed > 0) needs.push_back({"allowed", rows * static_cast<double>(words_of(settings.vocab)) * sizeof(int32_t)});
-  const int row_arrays = 6 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
-  needs.push_back({"row outputs and row state", rows * sizeof(float) * row_arrays});
+  const int row_arrays = 5 + (function.per_row_loss() ? 1 : 0) + (function.is_policy() ? 1 : 0);
+  needs.push_back({"row outputs and row state", sizeof(float) * (rows * row_arrays + labels)});
   if (function.is_policy()) {
     const PolicyDraw draw = policy_draw(settings, function);
     const int row_tensors = (draw.token_advantages ? 1 : 0) + 1 + (draw.ref_scale ? 1 : 0) + (draw.sampler_scale ? 1 : 0);
@@ -197,11 +198,11 @@ Bench::Bench(const BenchSettings& settings)
   labels.vocab = settings.vocab;
   const int64_t valid = function_.get_integer("valid_vocab", -1);
   if (valid > 0) labels.vocab = std::min(valid, settings.vocab);
-  labels_ = make_labels(labels, settings.seed, settings.tokens);
+  labels_ = make_labels(labels, settings.seed, settings.tokens * settings.labels_per_row);
   if (settings.allowed > 0) make_allowed();
   loss_.resize(function_.per_row_loss() ? rows : 1);
-  for (std::vector<float>* values : {&logp_, &lse_, &entropy_, &state_max_, &state_sum_, &state_label_logit_})
-    values->resize(rows);
+  for (std::vector<float>* values : {&lse_, &entropy_, &state_max_, &state_sum_, &state_label_logit_}) values->resize(rows);
+  logp_.resize(labels_.size());
   upstream_.assign(1, 1.0F);
   if (function_.is_policy()) {
     state_entropy_.resize(rows);
@@ -250,7 +251,8 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
   tileloss_args args;
   tileloss_args_init(&args);
   matrices_->add_to(args, pass != TILELOSS_FORWARD);
-  args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, settings_.tokens);
+  args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, std::ssize(labels_));
+  args.labels_per_row = settings_.labels_per_row;
   if (const int64_t words = words_of(settings_.vocab); !allowed_.empty())
     args.allowed = tileloss_make_matrix(allowed_.data(), TILELOSS_INT32, settings_.tokens, words, words);
   if (!policy_.offsets.empty()) policy_.add_to(args);
@@ -265,7 +267,7 @@ tileloss_args Bench::make_args(tileloss_pass pass) {
   const bool has_state = pass == TILELOSS_BACKWARD || (pass == TILELOSS_FORWARD && !function_.is_loss());
   if (has_state && function_.has_row_state()) set_row_state(args);
   if (pass == TILELOSS_BACKWARD && !function_.is_loss()) {
-    args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, settings_.tokens);
+    args.logp_grad = tileloss_make_vector(upstream_.data(), TILELOSS_FLOAT32, std::ssize(labels_));
     args.logp_grad.stride = 0;
   }
   return args;

@@ -27,7 +27,8 @@ struct BenchSettings {
   oracle::NumberFormat dtype = oracle::NumberFormat::kBfloat16;
   bool in_place = false;
   bool entropy = false;
-  double allowed = 0;  // the share of the columns that each row's softmax runs over, 0: no sets are given
+  double allowed = 0;          // the share of the columns that each row's softmax runs over, 0: no sets are given
+  int64_t labels_per_row = 1;  // of logprobs
   int iterations = 20;
   int warmup = 3;
   uint64_t seed = 0;

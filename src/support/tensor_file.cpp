@@ -27,10 +27,13 @@ const StoredTensor& TensorFile::tensor(std::string_view name) const {
   throw ToolError(kExitUsage, formatted("{}: no tensor '{}'; there are: {}", name_, shown(name), shown_list(names)));
 }
 
-const StoredTensor& TensorFile::row_tensor(std::string_view name, const StoredTensor& matrix) const {
+const StoredTensor& TensorFile::row_tensor(std::string_view name, const StoredTensor& matrix, int64_t columns) const {
   const StoredTensor& tensor = this->tensor(name);
-  const std::vector<int64_t> leading(matrix.shape.begin(), matrix.shape.end() - 1);
-  const std::vector<int64_t> flat = {matrix.elements() / matrix.shape.back()};
+  std::vector<int64_t> leading(matrix.shape.begin(), matrix.shape.end() - 1);
+  std::vector<int64_t> flat = {matrix.elements() / matrix.shape.back()};
+  for (std::vector<int64_t>* shape : {&leading, &flat}) {
+    if (columns > 0) shape->push_back(columns);
+  }
   if (tensor.shape == leading || tensor.shape == flat) return tensor;
   refuse(tensor,
          formatted("expected {}{}, as {} is {}, got {}", shape_text(leading), leading == flat ? "" : " or " + shape_text(flat),

@@ -32,8 +32,8 @@ class TensorFile {
   // Throws ToolError (usage) listing the names there are.
   const StoredTensor& tensor(std::string_view name) const;
   // One that must have an element for each row of `matrix` [..., C]: in the same leading dimensions, or flat. Any others of as
-  // many elements or more would be paired with the wrong rows.
-  const StoredTensor& row_tensor(std::string_view name, const StoredTensor& matrix) const;
+  // many elements or more would be paired with the wrong rows. `columns`: with so many behind these dimensions, unless it is 0.
+  const StoredTensor& row_tensor(std::string_view name, const StoredTensor& matrix, std::int64_t columns = 0) const;
   // Bytes [first, first + bytes) of its data.
   void read(const StoredTensor& tensor, int64_t first, int64_t bytes, void* to) const;
   std::vector<char> read(const StoredTensor& tensor) const { return {tensor.data, tensor.data + tensor.bytes}; }

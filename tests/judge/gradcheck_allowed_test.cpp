@@ -95,7 +95,8 @@ TEST(GradcheckAllowedLinear, TheKernelsPassAndEveryMutantIsCaught) {
 
 TEST(GradcheckAllowedStrict, NothingIsFoundAndWordsAreGuarded) {
   const std::string text = kBase + kChecked[0].settings;
-  for (const Sets& sets : std::vector<Sets>{{"allowed=half"}, {"allowed=shared"}, {"allowed=runs", "valid_vocab=703"}}) {
+  for (const Sets& sets : std::vector<Sets>{
+           {"allowed=half"}, {"allowed=half", "ignore_prob=1"}, {"allowed=shared"}, {"allowed=runs", "valid_vocab=703"}}) {
     EXPECT_EQ(strict_report(sets, call, text).findings, Sets()) << testing::PrintToString(sets);
   }
   const auto past = [](const tileloss_args& args, const tileloss_run&) {

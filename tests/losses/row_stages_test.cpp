@@ -8,6 +8,7 @@
 
 #include "losses/cross_entropy.h"
 #include "losses/logprobs.h"
+#include "losses/registry.h"
 #include "oracle/oracle.h"
 #include "tests/api/calls.h"
 
@@ -231,6 +232,17 @@ TEST(LogprobsRow, CoefficientsGiveTheOraclesGradient) {
       for (std::size_t j = 0; j < g.size(); ++j) EXPECT_NEAR(g[j], expected.gradient[j], kCoefficientRounding * 5);
     }
   }
+}
+
+// The LM head's logits that are kept in 16 bits, which wait for such a gradient, have none of several labels (head_plan.cpp).
+TEST(Registry, AGradientOfSeveralLabelsIsNoMultipleOfP) {
+  bool has_any = false;
+  for (const impl::RegisteredLoss& loss : impl::losses()) {
+    if (!loss.info.takes_several_labels) continue;
+    has_any = true;
+    EXPECT_FALSE(loss.info.make(LossContext())->is_multiple_of_p()) << loss.name;
+  }
+  EXPECT_TRUE(has_any);
 }
 
 TEST(Registry, ListsTheBuiltInFunctionsInOrder) {

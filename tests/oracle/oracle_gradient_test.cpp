@@ -167,6 +167,37 @@ TEST(OracleGradient, LogprobsMatchesCentralDifferencesForEveryCombination) {
   }
 }
 
+TEST(OracleGradient, SeveralLabelsMatchCentralDifferences) {
+  // One is there twice; the likeliest is the row's own.
+  const std::vector<LabelUpstream> labels{{2, 0.7}, {5, -1.9}, {2, 0.4}, {0, 2.3}};
+  const RowUpstream others{9.0, 1.3, 0.9, -2.1};  // that of logp is nobody's
+  for (const Transform& transform : all_transforms()) {
+    std::vector<double> logits = make_rows(1, 7, 40)[0];
+    SoftmaxRow softmax;
+    const auto value = [&] {
+      double sum = 0;
+      std::int64_t likeliest = 2;
+      softmax.compute(transform, logits, 0);
+      for (const LabelUpstream& label : labels) {
+        softmax.set_label(label.column);
+        sum += label.logp * softmax.outputs().logp;
+        if (softmax.p(label.column) > softmax.p(likeliest)) likeliest = label.column;
+      }
+      softmax.set_label(likeliest);
+      const RowOutputs outputs = softmax.outputs();
+      return sum + others.lse * outputs.lse + others.entropy * outputs.entropy + others.mean * outputs.mean_logit;
+    };
+    value();
+    GradientRow gradient;
+    logprobs_gradient(softmax, others, labels, gradient);
+    for (std::size_t j = 0; j < logits.size(); ++j) {
+      const double expected = derivative(value, logits[j]);
+      ASSERT_NEAR(gradient.gradient[j], expected, 3e-11 * (1.0 + std::fabs(expected))) << "column " << j;
+      ASSERT_LE(std::fabs(gradient.gradient[j]), gradient.magnitude[j] * (1.0 + 1e-12));
+    }
+  }
+}
+
 TEST(OracleGradient, TheDerivativeByLogpIsThatOfTheLoss) {
   // d loss / d logp, by scaling the label's term: the gradient at the label, less what the others' terms put there.
   const std::vector<std::int64_t> labels{2};

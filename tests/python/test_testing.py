@@ -52,6 +52,17 @@ def token_logp(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.where(labels == -100, 0, logp)
 
 
+def several_logp(logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.where(labels == -100, 0, logits.log_softmax(-1).gather(-1, labels.clamp(min=0)))
+
+
+def once_each(logits: Tensor, labels: Tensor) -> Tensor:
+    """Without a gradient of labels that the row has already."""
+    logp = several_logp(logits, labels)
+    before = (labels[:, :, None] == labels[:, None]).tril(-1).any(-1)
+    return torch.where(before, logp.detach(), logp)
+
+
 def clipped(
     logits: Tensor,
     labels: Tensor,
@@ -129,6 +140,7 @@ RIGHT = {
     "sets": Right(over_sets, "cross_entropy", {"allowed": "half"}),
     "a set": Right(over_sets, "cross_entropy", {"allowed": "shared"}),
     "logprobs": Right(token_logp, "logprobs", {"dtype": "bfloat16"}),
+    "several labels": Right(several_logp, "logprobs", {"labels_per_row": 8}),
     "head": Right(fused, "linear_cross_entropy", {}),
     "head bf16": Right(fused, "linear_cross_entropy", {"dtype": "bf16"}),
     "frozen head": Right(fused, "linear_cross_entropy", {"gradients": ["dhidden"]}),
@@ -149,6 +161,7 @@ RIGHT = {
     "case soft": Right(lambda case: SoftLabels(case).run(), "soft_cross_entropy", {"framework": "case"}),
     "tileloss": Right(tileloss.torch.linear_cross_entropy, "linear_cross_entropy", {}),
     "tileloss rows": Right(tileloss.torch.logprobs, "logprobs", {}),
+    "tileloss several": Right(tileloss.torch.linear_logprobs, "linear_logprobs", {"labels_per_row": 8, "dtype": "bf16"}),
     "tileloss policy": Right(tileloss.torch.policy_loss, "policy_loss", {"dtype": "bf16"}),
     "tileloss offsets": Right(tileloss.torch.policy_loss, "policy_loss", {"sequences": "offsets"}),
     "tileloss soft": Right(tileloss.torch.cross_entropy, "soft_cross_entropy", {}),
@@ -221,6 +234,7 @@ WRONG = {
     "what is ignored": (numpy_with(dlogits=into_ignored), "cross_entropy", NUMPY, "dlogits/nonzero_where_ignored"),
     "NaN": (numpy_with(loss=lambda x: x * np.nan), "cross_entropy", NUMPY, "loss/nonfinite"),
     "logp": (lambda x, y: token_logp(x, y) - 1e-3, "logprobs", {}, "logp"),
+    "a label that is there twice": (once_each, "logprobs", {"labels_per_row": 8}, "dlogits/ulp_target"),
     "rounded logp": (lambda x, y: token_logp(x, y).bfloat16(), "logprobs", {}, "logp"),
     "an output": (lambda x, y: {"loss": F.cross_entropy(x, y), "logp": token_logp(x, y) - 1e-3}, "cross_entropy",
                   {"outputs": ["logp"]}, "logp"),
@@ -303,6 +317,19 @@ def test_mutants_of_what_passes_are_caught() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- its inputs
+
+
+def test_several_labels_that_are_there_are_judged() -> None:
+    logits, labels = torch.randn(2, 5, 100, requires_grad=True), torch.randint(0, 100, (2, 5, 4))
+    labels[0, 3], labels[1, 2, :2] = -100, 7
+    inputs = {"logits": logits, "labels": labels}
+    logp = several_logp(logits, labels)
+    (gradient,) = torch.autograd.grad(logp.sum(), logits)
+    assert judge("logprobs", inputs, {"logp": logp, "dlogits": gradient}, mutants=True).passed
+    with pytest.raises(
+        AssertionError, match=r"logp: expected \[10, 4\] or \[2, 5, 4\], got \[2, 5\]"
+    ):
+        judge("logprobs", inputs, {"logp": logp[..., 0]})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -37,6 +37,11 @@ BenchSettings short_rows(const std::string& loss, const std::vector<std::string>
   return settings;
 }
 
+BenchSettings several_labels(BenchSettings settings) {
+  settings.labels_per_row = 4;
+  return settings;
+}
+
 // With rows of one column nearly all of it lies outside the matrices.
 TEST(BenchMemory, IsWhatIsSaidBefore) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -46,6 +51,7 @@ TEST(BenchMemory, IsWhatIsSaidBefore) {
   for (const BenchSettings& settings :
        {short_rows("cross_entropy", {}), short_rows("cross_entropy", {"reduction=none"}), short_rows("linear_cross_entropy", {}),
         short_rows("distillation", {}), short_rows("linear_distillation", {}), short_rows("policy_loss", {}),
+        several_labels(short_rows("logprobs", {})),
         short_rows("policy_loss", {"advantage_level=token", "aggregation=none", "beta=0.1", "sampler_correction=truncate"})}) {
     const int64_t before = resident_bytes();
     const Bench bench(settings);

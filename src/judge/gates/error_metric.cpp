@@ -126,11 +126,10 @@ void GradientMetric::add_mismatch(std::int64_t row, std::int64_t column) {
 }
 
 void GradientMetric::add_range(std::int64_t row, const void* output, std::int64_t begin, std::int64_t end,
-                               const RowReference& reference, const RowLimits& limits, RowSums& sums) {
+                               const RowReference& reference, const RowLimits& limits, bool on_target, RowSums& sums) {
   const oracle::FormatInfo& info = oracle::format_info(format_);
   const FormatScales format = format_scales(format_);
-  const bool on_target = begin == reference.target;
-  const double others_budget = on_target ? float32_budget(reference.others_distance, reference) : 0.0;
+  const double others_budget = begin == reference.target ? float32_budget(reference.others_distance, reference) : 0.0;
   Worst& worst_ulp = on_target ? ulp_target_ : ulp_off_target_;
   Worst& worst_budget = on_target ? budget_target_ : budget_off_target_;
   std::array<double, kBlock> values, used, ulps, errors, relative;
@@ -184,9 +183,13 @@ void GradientMetric::add_row(std::int64_t row, const void* output, std::int64_t 
   const double smallest_normal = oracle::format_info(format_).smallest_normal;
   const RowLimits limits{row_floor(reference), std::max(kFloat32HalfUlp * largest_of(reference), smallest_normal)};
   RowSums target, off_target;
-  add_range(row, output, 0, reference.target, reference, limits, off_target);
-  add_range(row, output, reference.target, reference.target + 1, reference, limits, target);
-  add_range(row, output, reference.target + 1, valid, reference, limits, off_target);
+  std::int64_t next = 0;
+  for (const std::int64_t label : reference.labels.empty() ? std::span(&reference.target, 1) : reference.labels) {
+    add_range(row, output, next, label, reference, limits, false, off_target);
+    add_range(row, output, label, label + 1, reference, limits, true, target);
+    next = label + 1;
+  }
+  add_range(row, output, next, valid, reference, limits, false, off_target);
   std::int64_t columns = valid;
   for (std::int64_t j = 0; j < std::ssize(reference.allowed); ++j) {
     if (reference.allowed[static_cast<std::size_t>(j)] != 0) continue;

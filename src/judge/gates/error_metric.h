@@ -17,6 +17,9 @@
 //              + 2^-125.5 max(1, scale): results below float32's smallest normal number may be flushed to zero, and so may exps,
 //              which are relative to the whole number of bits next to the row's maximum.
 //
+// The labels of a row with several are on target, each column once, by gate and by norm; the target, whose 1 - p is made of the
+// others, is the likeliest.
+//
 // Columns outside a row's set are held to exactly 0, as ignored rows and padding are, and count nowhere else.
 //
 // A row's normwise error, of all columns and of those off target (the target's weighs more than all others together), is held
@@ -118,7 +121,7 @@ class GradientMetric {
     double floor = 0.0, relative_floor = 0.0;
   };
   void add_range(std::int64_t row, const void* output, std::int64_t begin, std::int64_t end, const RowReference& reference,
-                 const RowLimits& limits, RowSums& sums);
+                 const RowLimits& limits, bool on_target, RowSums& sums);
   void add_mismatch(std::int64_t row, std::int64_t column);
   void finish_row(std::int64_t row, std::int64_t columns, const RowSums& target, const RowSums& off_target);
   void count_nonzero(std::int64_t row, const void* output, std::int64_t begin, std::int64_t end);

@@ -74,7 +74,7 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
   const oracle::NumberFormat format = trial.checks.gradients.front().format();
   const auto* const from = static_cast<const char*>(original.dlogits[0]);
   std::vector<char> dlogits(from, from + inputs.row_bytes(format));
-  MutantRow row{values.row, format, dlogits.data(), nullptr, original.outputs};
+  MutantRow row{values.row, format, dlogits.data(), nullptr, original.outputs, {original.logps.begin(), original.logps.end()}};
   RowView view = original;
   float loss = 0;
   if (context.per_row_loss && original.per_loss != nullptr) {
@@ -84,7 +84,8 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
   if (planted.mutant == nullptr) {
     const WrongRow& difference = wrong[planted.which];
     const auto is_other = [](double value) { return value != 0; };
-    trial.differs |= planted.in_value ? difference.loss != 0 || std::ranges::any_of(difference.outputs, is_other)
+    trial.differs |= planted.in_value ? difference.loss != 0 || std::ranges::any_of(difference.outputs, is_other) ||
+                                            std::ranges::any_of(difference.logps, is_other)
                                       : std::ranges::any_of(difference.gradient, is_other);
     trial.planted |= planted.in_value ? plant_values(difference, row) : plant_gradient(difference, context.cols, row);
   } else if (planted.mutant->apply_row != nullptr) {
@@ -92,6 +93,7 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
   }
   view.dlogits = {dlogits.data()};
   view.outputs = row.outputs;
+  view.logps = row.logps;
   view.fused_logp.reset();
   trial.checks.add(view, values, inputs.cols);
 }

@@ -259,6 +259,11 @@ bool plant_values(const WrongRow& difference, MutantRow& row) {
     const double shift = difference.outputs[o];
     if (std::fabs(shift) >= kVisible) visible |= shift_output(row.outputs[o], shift, true);
   }
+  for (std::size_t k = 0; k < std::min(row.logps.size(), difference.logps.size()); ++k) {
+    std::optional<double> logp = row.logps[k];
+    if (std::fabs(difference.logps[k]) >= kVisible) visible |= shift_output(logp, difference.logps[k], true);
+    row.logps[k] = *logp;
+  }
   return visible;
 }
 

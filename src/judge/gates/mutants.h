@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "judge/oracles/oracle.h"
 #include "oracle/number_formats.h"
@@ -57,6 +58,7 @@ struct MutantRow {
   void* dlogits = nullptr;
   float* loss = nullptr;
   RowOutputValues outputs{};
+  std::vector<double> logps = {};  // of several labels
 };
 
 struct Mutant {

@@ -24,7 +24,11 @@ RowView row_view(const CheckInputs& inputs, const KernelResults& results, int64_
       view.dlogits.push_back(gradient.dlogits.data() + inputs.row_offset(row, gradient.dlogits_format));
   }
   if (!results.per_loss.empty()) view.per_loss = &results.per_loss[static_cast<size_t>(row)];
-  for (size_t o = 0; o < kOutputCount; ++o) view.outputs[o] = element(results.outputs[o], row);
+  for (size_t o = 0; o < kOutputCount; ++o) {
+    if (o != kLogp || inputs.slots.empty()) view.outputs[o] = element(results.outputs[o], row);
+  }
+  const std::vector<double>& logps = results.outputs[kLogp];
+  if (!inputs.slots.empty() && !logps.empty()) view.logps = inputs.slots_of(std::span(logps), row);
   view.fused_logp = element(results.fused_logp, row);
   return view;
 }
@@ -56,12 +60,15 @@ void Checks::add(const RowView& view, const OracleValues& values, int64_t cols) 
   for (size_t g = 0; g < gradients.size(); ++g) gradients[g].add_row(values.row, view.dlogits[g], cols, values.reference);
   add_output(per_loss, values.row, view.per_loss, values.loss.total(), values.loss_magnitude);
   add_outputs(values.row, view, expected_outputs(values, view.outputs), values.magnitudes);
+  for (size_t k = 0; k < view.logps.size(); ++k)
+    outputs[kLogp].add(values.row, view.logps[k], values.logps[k].value, values.logps[k].magnitude);
 }
 
 void Checks::add_ignored(int64_t row, const RowView& view, int64_t cols) {
   for (size_t g = 0; g < gradients.size(); ++g) gradients[g].add_ignored_row(row, view.dlogits[g], cols);
   add_output(per_loss, row, view.per_loss, 0, 0);
   add_outputs(row, view, {}, OutputMagnitudes{});
+  for (const double logp : view.logps) outputs[kLogp].add(row, logp, 0, 0);
 }
 
 void Checks::merge(const Checks& other) {

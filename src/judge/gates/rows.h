@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct RowView {
   std::vector<const void*> dlogits;
   const float* per_loss = nullptr;
   RowOutputValues outputs;
+  std::span<const double> logps;  // of several labels, in place of the output
   std::optional<double> fused_logp;
 };
 

@@ -78,7 +78,9 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
     args.allowed =
         tileloss_make_matrix(sets.words.data(), TILELOSS_INT32, inputs.rows, sets.row_words, sets.is_shared ? 0 : sets.row_words);
   }
-  args.labels = tileloss_make_vector(inputs.labels.data(), TILELOSS_INT64, inputs.rows);
+  const std::vector<int64_t>& labels = inputs.slots.empty() ? inputs.labels : inputs.slots;
+  args.labels = tileloss_make_vector(labels.data(), TILELOSS_INT64, inputs.rows * inputs.labels_per_row);
+  args.labels_per_row = inputs.labels_per_row;
   args.token_weights = vector_of(inputs.token_weights);
   args.class_weights = vector_of(inputs.class_weights);
   inputs.policy.add_to(args);
@@ -87,7 +89,7 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
 
 void add_upstream(const GradcheckConfig& config, const CheckInputs& inputs, tileloss_args& args) {
   args.loss_grad = broadcast(inputs.loss_grad, config.per_row_loss() ? inputs.rows : 1);
-  args.logp_grad = broadcast(inputs.logp_grad, inputs.rows);
+  args.logp_grad = broadcast(inputs.logp_grad, inputs.rows * inputs.labels_per_row);
   args.lse_grad = broadcast(inputs.lse_grad, inputs.rows);
   args.entropy_grad = broadcast(inputs.entropy_grad, inputs.rows);
   args.mean_logit_grad = broadcast(inputs.mean_logit_grad, inputs.rows);

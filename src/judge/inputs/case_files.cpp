@@ -45,7 +45,9 @@ std::vector<StoredTensor> tensors_of(const tileloss_args& args) {
       add(slot.name, matrix.dtype, {matrix.row_stride == 0 ? 1 : matrix.rows, matrix.cols}, matrix.data);
     } else {
       const tileloss_vector& vector = args.*slot.vector;
-      add(slot.name, vector.dtype, {vector.stride == 0 ? 1 : vector.size}, vector.data);
+      const bool is_of_labels = slot.vector == &tileloss_args::labels || slot.vector == &tileloss_args::logp_grad;
+      const int64_t count = is_of_labels ? args.labels_per_row : 1, size = vector.stride == 0 ? 1 : vector.size;
+      add(slot.name, vector.dtype, size > 1 && count > 1 ? Shape{size / count, count} : Shape{size}, vector.data);
     }
   }
   return tensors;
@@ -157,7 +159,8 @@ class OutputReader {
 
   bool read_row_output(const StoredTensor& tensor, const RowOutput& output, std::vector<double>& values) const {
     check_dtype(tensor, stored_dtypes(output.dtype));
-    check_shape(tensor, row_shapes());
+    const bool is_of_labels = &output == &checked_outputs()[kLogp] && inputs_.labels_per_row > 1;
+    check_shape(tensor, is_of_labels ? row_shapes(inputs_.labels_per_row) : row_shapes());
     values = widen(tensor.dtype == "I32" ? TILELOSS_INT32 : output.dtype, file_.read(tensor));
     return true;
   }

@@ -105,7 +105,8 @@ struct GradcheckConfig {
   int64_t vocab_size = 0;
   std::optional<oracle::NumberFormat> dtype;
   uint64_t seed = 0;
-  double ignore_prob = 0;
+  double ignore_prob = 0;      // of several labels a row the share of rows, and of the other slots, that are empty
+  int64_t labels_per_row = 1;  // of logprobs
   Source source;
   Teacher teacher;
   Probs probs;

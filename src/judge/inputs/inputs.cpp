@@ -30,6 +30,7 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.valid = config.function.get_integer("valid_vocab", -1);
   if (inputs.valid < 0) inputs.valid = inputs.cols;
   inputs.ignore_index = config.function.get_integer("ignore_index", -100);
+  inputs.labels_per_row = config.labels_per_row;
 }
 
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
@@ -38,12 +39,17 @@ void read_labels(const TensorFile& file, const StoredTensor& tensor, CheckInputs
     file.refuse(tensor, formatted("expected I64 or I32 labels, got {}", tensor.dtype));
   }
   const std::vector<char> data = file.read(tensor);
-  for (size_t i = 0; i < static_cast<size_t>(inputs.rows); ++i) {
-    const int64_t label = tensor.dtype == "I64" ? element<int64_t>(data, i) : element<int32_t>(data, i);
-    inputs.labels.push_back(label);
-    if ((label < 0 || label >= inputs.valid) && !inputs.is_ignored(static_cast<int64_t>(i))) {
-      file.refuse(tensor, formatted("row {}: expected a label from 0 to {}, or {} (ignore_index), got {}", i, inputs.valid - 1,
-                                    inputs.ignore_index, label));
+  const int64_t count = inputs.labels_per_row;
+  for (int64_t n = 0; n < inputs.rows * count; ++n) {
+    const auto at = static_cast<size_t>(n);
+    const int64_t label = tensor.dtype == "I64" ? element<int64_t>(data, at) : element<int32_t>(data, at);
+    if (count > 1) inputs.slots.push_back(label);
+    if (n % count == 0) inputs.labels.push_back(label);
+    if (label == inputs.ignore_index) continue;
+    if (inputs.labels.back() == inputs.ignore_index) inputs.labels.back() = label;
+    if ((label < 0 || label >= inputs.valid) && !inputs.is_ignored(n / count)) {
+      file.refuse(tensor, formatted("row {}: expected a label from 0 to {}, or {} (ignore_index), got {}", n / count,
+                                    inputs.valid - 1, inputs.ignore_index, label));
     }
   }
 }
@@ -97,7 +103,8 @@ void load_file(const GradcheckConfig& config, CheckInputs& inputs) {
   lay_out(config, &rows, inputs);
   if (config.is_linear()) load_linear(config, file, inputs);
   plan_shapes(config, inputs);
-  read_labels(file, file.row_tensor(config.source.labels_name, logits), inputs);
+  const int64_t per_row = inputs.labels_per_row;
+  read_labels(file, file.row_tensor(config.source.labels_name, logits, per_row > 1 ? per_row : 0), inputs);
   allocate(inputs);
   if (!config.is_linear()) read_logits(file, logits, inputs, inputs.logits);
 }
@@ -142,7 +149,7 @@ void set_upstream(const GradcheckConfig& config, CheckInputs& inputs) {
     if (config.upstream != GradcheckConfig::Upstream::kOnes) inputs.loss_grad = make_upstream(config, 0, inputs.rows);
     return;
   }
-  if (config.wants("logp")) inputs.logp_grad = make_upstream(config, 1, inputs.rows);
+  if (config.wants("logp")) inputs.logp_grad = make_upstream(config, 1, inputs.rows * inputs.labels_per_row);
   if (config.wants("lse")) inputs.lse_grad = make_upstream(config, 2, inputs.rows);
   if (config.wants("entropy")) inputs.entropy_grad = make_upstream(config, 3, inputs.rows);
   if (config.wants("mean_logit")) inputs.mean_logit_grad = make_upstream(config, 4, inputs.rows);
@@ -162,13 +169,19 @@ void poison_unread(const CheckInputs& inputs, const HugeBuffer& matrix, oracle::
   }
 }
 
-// A row's set, and its target in double.
+// A row's labels where these are several, its set, and its target in double.
 class RowReader {
  public:
   explicit RowReader(const CheckInputs& inputs) : inputs_(inputs) {}
 
   void read(int64_t row, GivenRow& given) {
     given.allowed = allowed_ = inputs_.allowed.of_row(row, inputs_.valid);
+    if (!inputs_.slots.empty()) {
+      const auto slots = inputs_.slots_of(std::span(inputs_.slots), row);
+      labels_.assign(slots.begin(), slots.end());
+      std::replace(labels_.begin(), labels_.end(), inputs_.ignore_index, int64_t{-1});
+      given.labels = labels_;
+    }
     const TargetTensors& target = inputs_.target;
     if (target.argument != nullptr) {
       values_.resize(static_cast<size_t>(inputs_.valid));
@@ -185,6 +198,7 @@ class RowReader {
  private:
   const CheckInputs& inputs_;
   std::vector<uint8_t> allowed_;
+  std::vector<int64_t> labels_;
   std::vector<double> values_;
 };
 
@@ -256,6 +270,7 @@ OracleTensors oracle_tensors(const CheckInputs& inputs) {
   for (int64_t row = 0; row < inputs.rows; ++row) {
     if (inputs.is_ignored(row)) tensors.labels[static_cast<size_t>(row)] = inputs.ignore_index;
   }
+  tensors.labels_per_row = inputs.labels_per_row;
   tensors.token_weights = wide(inputs.token_weights);
   tensors.class_weights = wide(inputs.class_weights);
   tensors.loss_grad = wide(inputs.loss_grad);

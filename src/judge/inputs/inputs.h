@@ -59,6 +59,9 @@ struct CheckInputs {
   TargetTensors target;
   AllowedSets allowed;
   std::vector<int64_t> labels;
+  // Where a row has several: [N*K]. `labels` has one of each row then, ignore_index where all its slots are empty.
+  int64_t labels_per_row = 1;
+  std::vector<int64_t> slots;
   std::vector<float> token_weights;
   std::vector<float> class_weights;
   Upstream loss_grad, logp_grad, lse_grad, entropy_grad, mean_logit_grad;
@@ -78,6 +81,12 @@ struct CheckInputs {
   int64_t matrix_bytes(oracle::NumberFormat of) const { return (rows + groups()) * row_bytes(of); }
   char* row(int64_t index) const { return logits.data() + row_offset(index); }
   char* target_row(int64_t index) const { return target.matrix.data() + row_offset(index, target.format); }
+  // A row's of what each label has.
+  template <class T>
+  std::span<const T> slots_of(std::span<const T> values, int64_t row) const {
+    const auto count = static_cast<size_t>(labels_per_row);
+    return values.subspan(static_cast<size_t>(row) * count, count);
+  }
   // By its label or by the mask.
   bool is_ignored(int64_t row) const { return labels[static_cast<size_t>(row)] == ignore_index || !policy.in_use(row); }
   std::vector<int64_t> used_rows() const;

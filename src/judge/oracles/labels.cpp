@@ -1,4 +1,5 @@
 // Losses of labels alone: cross_entropy and logprobs.
+#include <algorithm>
 #include <cmath>
 
 #include "judge/oracles/oracle.h"
@@ -80,24 +81,40 @@ class LogprobsOracle : public Oracle {
 
   std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*this); }
   double reduce(std::span<const RowLoss>) const override { return 0; }
+  // Of several labels that of each logp is apart.
   RowUpstream row_upstream(std::int64_t row) const override {
-    return {upstream_at(tensors_.logp_grad, row), upstream_at(tensors_.lse_grad, row), upstream_at(tensors_.entropy_grad, row),
+    const double logp = tensors_.labels_per_row > 1 ? 0 : logp_upstream(row, 0);
+    return {logp, upstream_at(tensors_.lse_grad, row), upstream_at(tensors_.entropy_grad, row),
             upstream_at(tensors_.mean_logit_grad, row)};
   }
 
  private:
+  double logp_upstream(std::int64_t row, std::size_t slot) const {
+    return upstream_at(tensors_.logp_grad, row * tensors_.labels_per_row + static_cast<std::int64_t>(slot));
+  }
+
   class Row : public LabelRow {
    public:
     explicit Row(const LogprobsOracle& oracle) : LabelRow(oracle.transform_), oracle_(oracle) {}
     void compute_loss(const oracle::SoftmaxRow& softmax) override {
-      oracle::logprobs_gradient(softmax, oracle_.row_upstream(values_.row), values_.gradient);
+      const RowUpstream upstream = oracle_.row_upstream(values_.row);
+      const std::span<const std::int64_t> labels = given_.labels;
+      if (labels.empty()) return oracle::logprobs_gradient(softmax, upstream, values_.gradient);
+      std::vector<oracle::LabelUpstream> of_labels;
+      for (std::size_t k = 0; k < labels.size(); ++k) {
+        if (labels[k] >= 0) of_labels.push_back({labels[k], oracle_.logp_upstream(values_.row, k)});
+      }
+      oracle::logprobs_gradient(softmax, upstream, of_labels, values_.gradient);
     }
     std::vector<std::pair<std::string, double>> terms() const override {
       const RowUpstream upstream = oracle_.row_upstream(values_.row);
-      return {{"logp_grad", upstream.logp},
-              {"lse_grad", upstream.lse},
-              {"entropy_grad", upstream.entropy},
-              {"mean_logit_grad", upstream.mean}};
+      std::vector<std::pair<std::string, double>> terms;
+      if (given_.labels.empty()) terms.emplace_back("logp_grad", upstream.logp);
+      for (std::size_t k = 0; k < given_.labels.size(); ++k)
+        terms.emplace_back(slot_name("logp_grad", k), oracle_.logp_upstream(values_.row, k));
+      terms.insert(terms.end(),
+                   {{"lse_grad", upstream.lse}, {"entropy_grad", upstream.entropy}, {"mean_logit_grad", upstream.mean}});
+      return terms;
     }
 
    private:
@@ -130,11 +147,34 @@ void OracleRow::start(const GivenRow& given, const oracle::SoftmaxRow& softmax, 
 
 const OracleValues& LabelRow::compute(const GivenRow& given) {
   softmax_.compute(transform_, given.logits.logits, given.label, given.allowed);
+  if (!given.labels.empty()) compute_slots(given);
   start(given, softmax_, softmax_);
   compute_loss(softmax_);
   values_.reference = make_row_reference(softmax_, values_.gradient);
+  values_.reference.labels = label_columns_;
   return values_;
 }
+
+void LabelRow::compute_slots(const GivenRow& given) {
+  values_.logps.assign(given.labels.size(), {});
+  label_columns_.clear();
+  const double error = error_of_z(softmax_, given.logits);
+  const auto z = [&](std::int64_t label) { return softmax_.logits_z()[static_cast<std::size_t>(label)]; };
+  std::int64_t likeliest = -1;
+  for (std::size_t k = 0; k < given.labels.size(); ++k) {
+    const std::int64_t label = given.labels[k];
+    if (label < 0) continue;
+    softmax_.set_label(label);
+    values_.logps[k] = {softmax_.outputs().logp, output_magnitudes(softmax_, error)[kLogp]};
+    label_columns_.push_back(label);
+    if (likeliest < 0 || z(label) > z(likeliest)) likeliest = label;
+  }
+  std::sort(label_columns_.begin(), label_columns_.end());
+  label_columns_.erase(std::unique(label_columns_.begin(), label_columns_.end()), label_columns_.end());
+  softmax_.set_label(likeliest < 0 ? given.label : likeliest);
+}
+
+std::string slot_name(std::string_view name, std::size_t slot) { return std::string(name) + "[" + std::to_string(slot) + "]"; }
 
 double OracleRow::class_excess() const {
   return static_cast<double>(values_.softmax->classes()) / static_cast<double>(values_.softmax->vocab()) - 1;

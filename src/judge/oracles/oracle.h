@@ -40,7 +40,8 @@ struct AllowedSets {
 struct OracleTensors {
   std::vector<std::int64_t> labels;  // [N], ignore_index in every row that is not in use
   std::vector<double> token_weights, class_weights, loss_grad;
-  std::vector<double> logp_grad, lse_grad, entropy_grad, mean_logit_grad;  // one value, or one a row
+  std::vector<double> logp_grad, lse_grad, entropy_grad, mean_logit_grad;  // one value, or one a row; logp_grad one a label
+  std::int64_t labels_per_row = 1;  // of logprobs: where there are more, `labels` has one of each row
   AllowedSets allowed;
   PolicyTensors policy;
   std::vector<std::uint8_t> used;  // of a policy loss: the rows in use, and what the oracle knows of each
@@ -54,7 +55,13 @@ struct GivenRow {
   // A teacher's logits, class probabilities, or the log q of the columns `ids` of a teacher (negative: no column).
   LogitsRow target = {};
   std::span<const std::int64_t> ids = {};
-  oracle::Allowed allowed = {};  // the columns that its softmax runs over; empty: all
+  oracle::Allowed allowed = {};               // the columns that its softmax runs over; empty: all
+  std::span<const std::int64_t> labels = {};  // where a row has several: of each slot, less than 0 where it is empty
+};
+
+// What a slot's logp is compared with, of several labels a row.
+struct SlotLogp {
+  double value = 0, magnitude = 0;
 };
 
 // What the oracle has of a row, and what float32 may get wrong in it. The pointers and spans are those of the OracleRow.
@@ -68,6 +75,7 @@ struct OracleValues {
   double loss_magnitude = 0;
   ExpectedRow outputs;
   OutputMagnitudes magnitudes{};
+  std::vector<SlotLogp> logps;     // of several labels, of which the softmax's, and the outputs', is the likeliest
   double error_of_z = 0;           // with the LM head
   bool is_agreement_open = false;  // float32 cannot tell the largest of either side
 };
@@ -77,6 +85,7 @@ struct WrongRow {
   std::vector<double> gradient;  // [valid columns]
   double loss = 0;
   std::array<double, kOutputCount> outputs{};  // of those that need not match exactly
+  std::vector<double> logps;                   // of several labels
 };
 
 class OracleRow {
@@ -116,8 +125,12 @@ class LabelRow : public OracleRow {
   virtual void set_wrong_shares(double /*excess*/, WrongRow& /*difference*/) const {}
 
  private:
+  // The row's logps; its label is the likeliest of them from here on.
+  void compute_slots(const GivenRow& given);
+
   oracle::Transform transform_;
   oracle::SoftmaxRow softmax_;
+  std::vector<std::int64_t> label_columns_;  // of several, each once
 };
 
 // The outcome of a loss over all its rows, besides the loss.
@@ -148,6 +161,9 @@ std::unique_ptr<Oracle> make_policy_loss(const Function& function, OracleTensors
 std::unique_ptr<Oracle> make_distillation(const Function& function, OracleTensors tensors);
 std::unique_ptr<Oracle> make_soft_cross_entropy(const Function& function, OracleTensors tensors);
 std::unique_ptr<Oracle> make_sparse_distillation(const Function& function, OracleTensors tensors);
+
+// Of one label of several: "logp[3]".
+std::string slot_name(std::string_view name, std::size_t slot);
 
 // Of the function's logits.
 oracle::Transform make_transform(const Function& function);

@@ -24,8 +24,9 @@ struct RowReference {
   double scale = 0.0;                 // see oracle::GradientRow
   bool transformed = false;
   std::int64_t target = 0;
-  oracle::Allowed allowed = {};  // outside the gradient must be exactly 0; empty: nowhere
-  double others_distance = 0.0;  // mean of m - z over the columns but the target, weighted by p
+  std::span<const std::int64_t> labels = {};  // of several labels the columns, in order, the target's too; empty: it is the one
+  oracle::Allowed allowed = {};               // outside the gradient must be exactly 0; empty: nowhere
+  double others_distance = 0.0;               // mean of m - z over the columns but the target, weighted by p
 };
 
 RowReference make_row_reference(const oracle::SoftmaxRow& softmax, const oracle::GradientRow& gradient);

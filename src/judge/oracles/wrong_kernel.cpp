@@ -143,6 +143,53 @@ bool take_neighbours_allowed(WrongCall& call) {
 
 bool count_all_classes(WrongCall& call) { return is_by_row(call, has_sets(call)); }
 
+constexpr std::int64_t kEmptySlot = -1;
+
+bool changes_labels(WrongCall& call, void (*change)(std::span<std::int64_t> labels)) {
+  call.change_labels = change;
+  return call.tensors.labels_per_row > 1;
+}
+
+bool drop_slot(WrongCall& call) {
+  return changes_labels(call, [](std::span<std::int64_t> labels) {
+    const auto last = std::find_if(labels.rbegin(), labels.rend(), [](std::int64_t label) { return label != kEmptySlot; });
+    if (last != labels.rend()) *last = kEmptySlot;
+  });
+}
+
+bool swap_slots(WrongCall& call) {
+  return changes_labels(call, [](std::span<std::int64_t> labels) { std::swap(labels[0], labels[1]); });
+}
+
+bool count_labels_once(WrongCall& call) {
+  return changes_labels(call, [](std::span<std::int64_t> labels) {
+    for (auto label = labels.begin(); label != labels.end(); ++label) {
+      if (std::find(labels.begin(), label, *label) != label) *label = kEmptySlot;
+    }
+  });
+}
+
+bool fill_empty_slots(WrongCall& call) {
+  return changes_labels(
+      call, [](std::span<std::int64_t> labels) { std::replace(labels.begin(), labels.end(), kEmptySlot, int64_t{0}); });
+}
+
+bool take_first_slots_gradient(WrongCall& call) {
+  const auto count = static_cast<std::size_t>(call.tensors.labels_per_row);
+  std::vector<double>& gradients = call.tensors.logp_grad;
+  for (std::size_t n = 0; n < gradients.size(); ++n) gradients[n] = gradients[n / count * count];
+  return count > 1 && gradients.size() > 1;
+}
+
+constexpr std::array kLogprobs{
+    WrongKernel{"slot_dropped", "a row's last label is taken for an empty slot", true, drop_slot},
+    WrongKernel{"slots_swapped", "a row's first two labels have each other's place", true, swap_slots},
+    WrongKernel{"duplicate_counted_once", "a label that is there twice counts once", false, count_labels_once},
+    WrongKernel{"empty_slot_filled", "an empty slot is taken for the first class", true, fill_empty_slots},
+    WrongKernel{"first_slots_gradient", "every label of a row has the upstream gradient of the first", false,
+                take_first_slots_gradient},
+};
+
 constexpr std::array kAllowedSets{
     WrongKernel{"allowed_ignored", "the softmax runs over all columns", true, ignore_allowed},
     WrongKernel{"allowed_shifted", "each column has the bit of the one before it", true, shift_allowed},
@@ -227,6 +274,7 @@ constexpr std::array kPolicyLosses{
 }  // namespace
 
 std::span<const WrongKernel> wrong_allowed_sets() { return kAllowedSets; }
+std::span<const WrongKernel> wrong_logprobs() { return kLogprobs; }
 std::span<const WrongKernel> wrong_policy_losses() { return kPolicyLosses; }
 std::span<const WrongKernel> wrong_distillations() { return kDistillations; }
 std::span<const WrongKernel> wrong_sparse_distillations() { return kSparseDistillations; }
@@ -248,6 +296,11 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
       call_.change_target(given, target);
       given.target.logits = target;
     }
+    std::vector<std::int64_t> labels(given.labels.begin(), given.labels.end());
+    if (call_.change_labels != nullptr) {
+      call_.change_labels(labels);
+      given.labels = labels;
+    }
     std::vector<std::uint8_t> allowed;
     if (call_.change_allowed != nullptr) given.allowed = allowed = call_.change_allowed(call_, given);
     const std::unique_ptr<OracleRow> row = oracle_->new_row();
@@ -256,6 +309,7 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
       out.gradient[j] = other.gradient.gradient[j] - values.gradient.gradient[j];
     }
     out.loss = other.loss.total() - values.loss.total();
+    for (std::size_t k = 0; k < values.logps.size(); ++k) out.logps.push_back(other.logps[k].value - values.logps[k].value);
     for (std::size_t o = 0; o < kOutputCount; ++o) {
       const RowOutput& output = checked_outputs()[o];
       if (!output.is_exact()) out.outputs[o] = output.expected(other.outputs) - output.expected(values.outputs);
@@ -263,6 +317,9 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
   }
   for (std::size_t j = 0; j < out.gradient.size(); ++j) {
     if (!std::isfinite(values.gradient.gradient[j])) out.gradient[j] = 0;
+  }
+  for (std::size_t k = 0; k < out.logps.size(); ++k) {
+    if (!std::isfinite(values.logps[k].value)) out.logps[k] = 0;
   }
   if (!std::isfinite(values.loss.total())) out.loss = 0;
   for (std::size_t o = 0; o < kOutputCount; ++o) {

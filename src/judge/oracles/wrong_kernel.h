@@ -16,6 +16,8 @@ struct WrongCall {
   OracleTensors tensors;
   // Makes another target of the row's; `target` has its memory.
   void (*change_target)(GivenRow& given, std::vector<double>& target) = nullptr;
+  // Other labels in the row's slots.
+  void (*change_labels)(std::span<std::int64_t> labels) = nullptr;
   // Another set of the row's.
   std::vector<std::uint8_t> (*change_allowed)(const WrongCall& call, const GivenRow& given) = nullptr;
   bool is_by_row = false;  // the kernel is right for no call: OracleRow::set_wrong
@@ -30,6 +32,7 @@ struct WrongKernel {
 };
 
 std::span<const WrongKernel> wrong_allowed_sets();  // of every function
+std::span<const WrongKernel> wrong_logprobs();
 std::span<const WrongKernel> wrong_policy_losses();
 std::span<const WrongKernel> wrong_distillations();
 std::span<const WrongKernel> wrong_sparse_distillations();

@@ -147,14 +147,17 @@ KernelHints same_choices(const tileloss_plan& plan) {
   return hints;
 }
 
-// By label or mask, as far as these have the types that a check gives them.
+// By labels or mask, as far as these have the types that a check gives them.
 std::vector<int64_t> unused_rows(const Function& function, const tileloss_args& args) {
   const int64_t ignored = function.get_integer("ignore_index", -100);
   const bool has_mask = args.mask.dtype == TILELOSS_UINT8 && args.mask.stride == 1;
   std::vector<int64_t> rows;
-  for (int64_t i = 0; args.labels.dtype == TILELOSS_INT64 && i < args.labels.size; ++i) {
-    const bool is_masked = has_mask && static_cast<const uint8_t*>(args.mask.data)[i] == 0;
-    if (is_masked || static_cast<const int64_t*>(args.labels.data)[i * args.labels.stride] == ignored) rows.push_back(i);
+  const int64_t count = std::max<int64_t>(args.labels_per_row, 1);
+  for (int64_t i = 0; args.labels.dtype == TILELOSS_INT64 && i < args.labels.size / count; ++i) {
+    bool is_unused = true;
+    for (int64_t k = 0; k < count; ++k)
+      is_unused &= static_cast<const int64_t*>(args.labels.data)[(i * count + k) * args.labels.stride] == ignored;
+    if (is_unused || (has_mask && static_cast<const uint8_t*>(args.mask.data)[i] == 0)) rows.push_back(i);
   }
   return rows;
 }

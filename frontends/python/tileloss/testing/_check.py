@@ -68,17 +68,18 @@ def check(
             not 1. "case": a `Case`; ``fn`` returns a dict that has the gradients too.
         dtype: of logits, or hidden states and head: "float32", "bfloat16", "float16", or one of PyTorch, JAX or numpy.
         inputs: tensors of your own in place of drawn ones, by name: logits, or hidden, head and bias; labels, mask, advantages,
-            old_logp, ref_logp, sampler_logp, teacher_logits, allowed; of any framework, rows as [N] or [B,T].
+            old_logp, ref_logp, sampler_logp, teacher_logits, allowed; of any framework, rows as [N] or [B,T], labels of logprobs
+            [N,K] or [B,T,K] too.
         backwards: how often the backward is called; the last one's gradients are judged. 0: the forward alone is.
         mutants: also plant wrong gradients in what has passed, each of which must fail.
         device: of PyTorch's tensors.
         settings: keys of a gradcheck config (docs/users/gradcheck.md); None leaves a default out. Options of the loss by name,
             ``preset``; ``batch_size``, ``seq_len``, ``vocab_size``, ``hidden_size``, ``seed``, ``ignore_prob`` (0.2),
-            ``mask_prob``; ``allowed``, the sets of columns that rows' softmaxes run over ("half", "sparse", ...);
-            ``class_weights``, ``token_weights`` and ``bias`` ("random"); ``outputs``: row outputs that ``fn`` has
-            to return; ``gradients`` among dhidden, dhead and dbias; ``upstream``: "random", of a loss a row "per_row", and "ones"
-            with numpy; ``source``: {"distribution": "confident"}; ``tolerances``: of float32 from logits {"ulp": 8,
-            "normwise": 8}, what a plain log-softmax needs, else 1.
+            ``mask_prob``; ``labels_per_row`` of logprobs, whose labels are [N,K] then; ``allowed``, the sets of columns that
+            rows' softmaxes run over ("half", "sparse", ...); ``class_weights``, ``token_weights`` and ``bias`` ("random");
+            ``outputs``: row outputs that ``fn`` has to return; ``gradients`` among dhidden, dhead and dbias; ``upstream``:
+            "random", of a loss a row "per_row", and "ones" with numpy; ``source``: {"distribution": "confident"};
+            ``tolerances``: of float32 from logits {"ulp": 8, "normwise": 8}, what a plain log-softmax needs, else 1.
 
     Returns:
         The report: gates with value and limit, and all figures.
@@ -179,6 +180,9 @@ def _draw(
         operand = given.get("logits", given.get("hidden", np.zeros(0, np.float32)))
         if operand.ndim == 3:
             asked["batch_size"], asked["seq_len"], _ = operand.shape
+        labels = given.get("labels")
+        if function.endswith("logprobs") and labels is not None and labels.ndim == operand.ndim:
+            asked["labels_per_row"] = labels.shape[-1]
         stored = operand.dtype.name
     else:
         asked["dtype"] = stored = _name_of(dtype)

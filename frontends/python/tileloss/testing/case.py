@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,7 +47,8 @@ class Case:
     --impl``).
 
     An implementation is a function of a case that returns its outputs, by their names in tileloss_args: numpy, torch or JAX
-    arrays, loss [] or [N], row outputs [N], dlogits [N,V], or dhidden [N,H], dhead [V,H] and dbias [V].
+    arrays, loss [] or [N], row outputs [N], of labels [N,K] logp [N,K], dlogits [N,V], or dhidden [N,H], dhead [V,H] and
+    dbias [V].
     """
 
     tensors: dict[str, np.ndarray]  # by their names in tileloss_args
@@ -72,8 +74,15 @@ class Case:
     @property
     def in_use(self) -> np.ndarray:
         """[N] bool: the rows that are neither ignored nor masked."""
-        used = self.tensors["labels"] != self.ignore_index
+        used = (
+            (self.tensors["labels"] != self.ignore_index).reshape(-1, self.labels_per_row).any(-1)
+        )
         return used & (self.tensors["mask"] != 0) if "mask" in self.tensors else used
+
+    @property
+    def labels_per_row(self) -> int:
+        """K of labels [N,K], of which one that is ignore_index is an empty slot; 1 of labels [N]."""
+        return math.prod(self.tensors["labels"].shape[1:]) if "labels" in self.tensors else 1
 
     @property
     def valid_vocab(self) -> int:
@@ -109,9 +118,10 @@ class Case:
         options: Collection[str] = (),
         tensors: Collection[str] = (),
         differentiable: Collection[str] = ("loss",),
+        several_labels: bool = False,
     ) -> None:
-        """Raises Refused for another function, option, tensor, or output with an upstream gradient. Options with their default
-        value are not in the case."""
+        """Raises Refused for another function, option, tensor, or output with an upstream gradient, and unless ``several_labels``
+        for labels [N,K]. Options with their default value are not in the case."""
         if self.function not in functions:
             raise Refused(f"{self.function}: it has {', '.join(functions)}")
         known = {*_ALWAYS, *tensors, *(f"{name}_grad" for name in differentiable)}
@@ -119,6 +129,8 @@ class Case:
         others += [name for name in self.tensors if name not in known]
         if others:
             raise Refused(f"{', '.join(others)}: not offered")
+        if self.labels_per_row > 1 and not several_labels:
+            raise Refused("several labels a row: not offered")
 
     def with_numbers(self) -> Case:
         """The same for implementations that read everything: what tileloss never reads and is NaN here becomes 0, logits
@@ -147,7 +159,7 @@ class Case:
                 tensors[name][valid:] = 0
             if "bias" not in tensors and "dbias" in self.gradients:
                 tensors["bias"] = np.zeros(len(tensors["head"]), np.float32)
-        tensors["labels"] = np.where(used, tensors["labels"], self.ignore_index)
+        tensors["labels"] = np.where(used, tensors["labels"].T, self.ignore_index).T
         regular = np.arange(0, len(used) + 1, max(self.seq_len, 1))
         if np.array_equal(tensors.get("sequence_offsets", ()), regular):
             del tensors["sequence_offsets"]  # batch_size and seq_len say the same

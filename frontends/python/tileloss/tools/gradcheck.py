@@ -31,6 +31,8 @@ Of soft_cross_entropy also
   mask_prob; source: probs_dtype, probs_zeros, special_rows, the name of mask
 Of sparse_distillation also
   mask_prob; source: teacher_columns, teacher_std, special_rows, the name of mask
+Of logprobs also
+  labels_per_row (1 to 1024)
 With level: linear (fused with the LM head) also
   hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,
   dhead, dbias), dhead_dtype (float32, head), accumulate

@@ -56,7 +56,8 @@ void LinearWalk::find_labels(const RowVisitor& visitor) {
       logits[k] = product(hidden, job_.head, column, shape().width, shape().compute);
       if (job_.bias.data != nullptr) logits[k] += load_element(job_.bias.storage, job_.bias.data, column * job_.bias.row_stride);
     }
-    job_.label_columns[i] = visitor.label_column(i, labels(u, visitor).likeliest);
+    const std::int64_t likeliest = labels(u, visitor).likeliest;
+    job_.label_columns[i] = likeliest < 0 ? kLabelElsewhere : visitor.label_column(i, likeliest);
   });
 }
 

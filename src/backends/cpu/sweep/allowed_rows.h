@@ -74,9 +74,11 @@ class AllowedRows : public RowWorker {
       return all_.visitor_.before_target_sweep(row_, in_place(stats));
     }
     RowResult visit(std::int64_t, const TargetStats& stats) override { return all_.visitor_.visit(row_, in_place(stats)); }
-    // Several labels a row have no sets.
-    std::int64_t label_column(std::int64_t, std::int64_t) const override { return kLabelElsewhere; }
-    double logp_grad(std::int64_t, std::int64_t) const override { return 0; }
+    std::int64_t label_column(std::int64_t, std::int64_t k) const override {
+      const std::int64_t label = all_.visitor_.label_column(row_, k);
+      return label < 0 ? label : set_.rank(label);
+    }
+    double logp_grad(std::int64_t, std::int64_t k) const override { return all_.visitor_.logp_grad(row_, k); }
     void finished(std::int64_t) override {
       set_.scatter(kElementBytes[all_.job_.storage], all_.copies_.logits, all_.dlogits(row_));
       all_.finish(row_, all_.job_.columns);

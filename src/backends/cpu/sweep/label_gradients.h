@@ -16,7 +16,7 @@ struct LabelGradient {
   float dx = 0;
 };
 
-// Of several labels, each column once, in their order: column(k), kLabelElsewhere for an empty slot; grad(k), upstream of its
+// Of several labels, each column once, in their order: column(k), kLabelElsewhere for none; grad(k), upstream of its
 // logp; slope(k), dz/dx. Returns how many there are; `out` has room for `count`.
 template <class Column, class Grad, class Slope>
 std::int64_t several_gradients(const RowGradient& g, const SeveralLabels& labels, std::int64_t count, const Column& column,
@@ -28,7 +28,7 @@ std::int64_t several_gradients(const RowGradient& g, const SeveralLabels& labels
   std::sort(out, out + filled, [](const LabelGradient& a, const LabelGradient& b) {
     return a.column != b.column ? a.column < b.column : a.slot < b.slot;
   });
-  const std::int64_t likeliest = column(labels.likeliest);
+  const std::int64_t likeliest = filled > 0 ? column(labels.likeliest) : kLabelElsewhere;
   for (std::int64_t n = 0; n < filled;) {
     LabelGradient label = out[n];
     double target = 0;  // a column that is there twice counts twice

@@ -23,7 +23,8 @@ class RowVisitor {
   virtual RowResult before_target_sweep(std::int64_t row, const TargetStats& stats) const = 0;
   // The row stage, and the outputs, once.
   virtual RowResult visit(std::int64_t row, const TargetStats& stats) = 0;
-  // Of rows with several labels: a slot's column, kLabelElsewhere where it is empty, and the upstream gradient of its logp.
+  // Of rows with several labels: a slot's column, kLabelElsewhere where it is empty or its label is not allowed, and the upstream
+  // gradient of its logp.
   virtual std::int64_t label_column(std::int64_t row, std::int64_t k) const = 0;
   virtual double logp_grad(std::int64_t row, std::int64_t k) const = 0;
   // Once its gradient is written, while it is in cache.

@@ -132,6 +132,7 @@ CASES = (
     _rows("confident", "log-probabilities of 0 minus 1e-11", source=drawn("confident"), expect_mostly_zero=True),
     _rows("temperature", "temperature 0.7", temperature=0.7),
     _rows("entropy", "log-probabilities and entropy", outputs=["logp", "entropy"]),
+    _rows("several", "those of eight labels a row, some twice, some slots empty", labels_per_row=8),
     _policy("grpo", "clipped ratios, some tokens masked", "grpo"),
     _policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16", **_LOW),
     _policy("grpo-kl", "with a KL term", "grpo", **KL),

@@ -19,10 +19,12 @@ _ROWS = ("logprobs", "linear_logprobs")
 def plain(case: Case) -> dict[str, Array]:
     """log_softmax of the logits in float32, gather, mean: with the LM head of its product in the inputs' dtype."""
     options = case.options
+    rows = ("loss", "logp", "lse", "entropy")
     case.refuse_unless(
-        (*_LOSSES, *_ROWS), (*_TRANSFORM, "reduction"), ["bias"], ("loss", "logp", "lse", "entropy")
+        (*_LOSSES, *_ROWS), (*_TRANSFORM, "reduction"), ["bias"], rows, several_labels=True
     )
-    labels, used = jnp.maximum(case.jax("labels"), 0), jnp.asarray(case.in_use)
+    labels, used = case.jax("labels"), jnp.asarray(case.in_use)
+    slots = jnp.maximum(labels, 0).reshape(len(used), -1)
 
     def compute(operands: dict[str, Array]) -> dict[str, Array]:
         x = _logits(operands).astype(jnp.float32)[:, : case.valid_vocab]
@@ -33,11 +35,12 @@ def plain(case: Case) -> dict[str, Array]:
         log_p = jax.nn.log_softmax(z, -1)
         p = jnp.exp(log_p)
         rows = {
-            "logp": jnp.take_along_axis(log_p, labels[:, None], -1)[:, 0],
+            "logp": jnp.take_along_axis(log_p, slots, -1).reshape(labels.shape),
             "lse": jax.nn.logsumexp(z, -1),
             "entropy": -jnp.where(p > 0, p * jnp.where(p > 0, log_p, 0), 0).sum(-1),
         }
-        rows = {name: jnp.where(used, row, 0) for name, row in rows.items()}
+        is_in = {"logp": labels != case.ignore_index} if case.labels_per_row > 1 else {}
+        rows = {name: jnp.where(is_in.get(name, used), row, 0) for name, row in rows.items()}
         return case.asked(rows) | _loss(case, -rows["logp"], used)
 
     return case.jax_outputs(compute)

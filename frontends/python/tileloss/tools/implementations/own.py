@@ -79,7 +79,9 @@ class Call:
         options = {n: x for n, x in self._options().items() if n in FUNCTIONS[name].options}
         package, case = self.front_end.package, self.case
         used = package.asarray(case.in_use, **self.front_end.placed)
-        labels = package.where(used, self.get("labels"), case.ignore_index)
+        labels = self.get("labels")
+        if case.labels_per_row == 1:  # with several no function takes a mask
+            labels = package.where(used, labels, case.ignore_index)
         operands = [self.get(n) for n in ("logits", "hidden", "head") if n in case.tensors]
         _, named = case.arguments(self.get)
         given = {name: array for name, array in named.items() if name in ("bias", "allowed")}

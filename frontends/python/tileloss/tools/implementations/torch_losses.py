@@ -83,9 +83,9 @@ def transformed(case: Case, x: Tensor) -> Tensor:
 
 
 def row_outputs(z: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """logp, lse and entropy, [N]; of rows whose label is no class those of class 0."""
+    """logp, as the labels, lse and entropy, [N]; of labels that are no class those of class 0."""
     log_p = F.log_softmax(z, -1)
-    logp = log_p.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    logp = log_p.gather(-1, labels.clamp(min=0).reshape(len(z), -1)).reshape(labels.shape)
     p = log_p.exp()
     entropy = -(p * torch.where(p > 0, log_p, 0)).sum(-1)  # no gradient of 0 times infinity
     return {"logp": logp, "lse": torch.logsumexp(z, -1), "entropy": entropy}
@@ -105,9 +105,10 @@ def _compute(
 
     def forward(x: Tensor) -> Outputs:
         z = transformed(case, widen(x))
+        labels = case.torch("labels")
         found = {
-            name: torch.where(used, row, 0)
-            for name, row in row_outputs(z, case.torch("labels")).items()
+            name: torch.where(used if row.ndim == 1 else labels != case.ignore_index, row, 0)
+            for name, row in row_outputs(z, labels).items()
         }
         asked = case.asked({name: row.detach() for name, row in found.items()})
         if case.function.endswith("cross_entropy"):
@@ -129,7 +130,8 @@ def _refuse(case: Case) -> None:
         sets = () if "label_smoothing" in case.options else _SETS
         case.refuse_unless(_ALL, _CROSS_ENTROPY, (*_WEIGHTS, *sets))
     else:
-        case.refuse_unless(_ALL, _TRANSFORM, ["bias", *_SETS], ("logp", "lse", "entropy"))
+        rows = ("logp", "lse", "entropy")
+        case.refuse_unless(_ALL, _TRANSFORM, ["bias", *_SETS], rows, several_labels=True)
 
 
 def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:

@@ -38,7 +38,10 @@ def compute(case: Case) -> dict[str, Any]:
     if case.function.startswith("linear_"):
         options += _HEAD
     if not case.function.endswith("policy_loss"):
-        case.refuse_unless(functions, options, ["bias"], ("logp", "entropy"))
+        has_several = not case.function.startswith("linear_")
+        case.refuse_unless(functions, options, ["bias"], ("logp", "entropy"), has_several)
+        if case.labels_per_row > 1:
+            return case.torch_outputs(logp=_several_logp(case))
         logp, entropy = _log_probs(case)
         return case.torch_outputs(logp=logp, entropy=entropy)
     tensors = ("bias", "advantages", "old_logp", "ref_logp", "mask")
@@ -46,6 +49,16 @@ def compute(case: Case) -> dict[str, Any]:
     logp, entropy = _log_probs(case)
     asked = case.asked({"logp": logp, "entropy": entropy})
     return case.torch_outputs(loss=_loss(case, logp, entropy), **asked)
+
+
+def _several_logp(case: Case) -> Tensor:
+    """[N,K]."""
+    labels, scaled = (
+        case.torch("labels"),
+        case.torch("logits") / case.options.get("temperature", 1.0),
+    )
+    logp = utils.selective_log_softmax(scaled, labels.clamp(min=0))
+    return torch.where(labels != case.ignore_index, logp, 0)
 
 
 def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
