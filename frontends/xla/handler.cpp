@@ -245,6 +245,7 @@ class Call {
       } else {
         int64_t size = 1;
         for (const int64_t extent : shape) size *= extent;
+        if (name == "labels" && shape.size() == 2) args_.labels_per_row = shape[1];
         char* begin = static_cast<char*>(data);
         if (columns_ >= 0 && std::strchr(tensor.shape, 'V')) begin += first_ * bytes_of(dtype), size = columns_;
         const tileloss_vector view = on_device(tileloss_make_vector(begin, dtype, size), device_);
