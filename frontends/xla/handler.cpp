@@ -5,7 +5,7 @@
 //   function   "linear_logprobs", ...; pass: a tileloss_pass
 //   operands   what each operand is, in order, with spaces between: a tensor of tileloss_args ("labels"), "T:head" for a matrix
 //   results    that lies transposed, "state:max" for an array of the row state ("state:argmax" is int32 [N,2], the halves of its
-//              int64), "option:beta" for the place of a scalar option
+//              int64), "option:beta" for the place of a scalar option; labels [N,K] are several a row
 //   options    "name=number ..."
 //   first, columns   the columns of logits and head that are meant, of a forward; columns -1: all
 //   sequence_length  that of tileloss_args
