@@ -5,7 +5,7 @@
 //   function   "linear_logprobs", ...; pass: a tileloss_pass
 //   operands   what each operand is, in order, with spaces between: a tensor of tileloss_args ("labels"), "T:head" for a matrix
 //   results    that lies transposed, "state:max" for an array of the row state ("state:argmax" is int32 [N,2], the halves of its
-//              int64), "option:beta" for the place of a scalar option
+//              int64), "option:beta" for the place of a scalar option; labels [N,K] are several a row
 //   options    "name=number ..."
 //   first, columns   the columns of logits and head that are meant, of a forward; columns -1: all
 //   sequence_length  that of tileloss_args
@@ -245,6 +245,7 @@ class Call {
       } else {
         int64_t size = 1;
         for (const int64_t extent : shape) size *= extent;
+        if (name == "labels" && shape.size() == 2) args_.labels_per_row = shape[1];
         char* begin = static_cast<char*>(data);
         if (columns_ >= 0 && std::strchr(tensor.shape, 'V')) begin += first_ * bytes_of(dtype), size = columns_;
         const tileloss_vector view = on_device(tileloss_make_vector(begin, dtype, size), device_);

@@ -22,6 +22,7 @@ from tileloss.jax import (
     cross_entropy,
     distillation,
     linear_cross_entropy,
+    linear_logprobs,
     linear_policy_loss,
     logprobs,
     policy_loss,
@@ -107,6 +108,17 @@ def case_of(name: str) -> Case:
             return jnp.sum(token_weights * found.logp + found.entropy)
 
         return Case(weighted_outputs, 1, (logits, labels, normal(*labels.shape)))
+    if name.startswith("several labels"):
+        several = np.stack([labels, labels[::-1], np.full_like(labels, 3)], axis=-1)
+        function = logprobs if name == "several labels" else linear_logprobs
+
+        def weighted_labels(*arrays: Any) -> Any:
+            *operand, labels, weights = arrays
+            return jnp.sum(weights * function(*operand, labels).logp)
+
+        if name == "several labels":
+            return Case(weighted_labels, 1, (logits, several, normal(*several.shape)))
+        return Case(weighted_labels, 2, (hidden, head, several, normal(*several.shape)), (1,))
     if name == "distillation":
 
         def mixed(x: Any, teacher: Any, labels: Any) -> Any:
@@ -161,7 +173,7 @@ def assert_moves_no_rows(function: Callable[..., Any], *arguments: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ shard_map
 
-SUMS = ["cross_entropy", "logprobs", "linear_cross_entropy"]  # over rows
+SUMS = ["cross_entropy", "logprobs", "linear_cross_entropy", "several labels, head"]  # over rows
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -232,6 +244,8 @@ NAMES = ["cross_entropy", "linear_cross_entropy", "linear_policy_loss"]
         *((EXPLICIT, P(None, "y"), name) for name in ["cross_entropy", "policy_loss"]),
         *((EXPLICIT, P("x", "y"), name) for name in [*NAMES[1:], "distillation"]),
         (AUTO + EXPLICIT, P("x", "y"), "logprobs"),
+        (AUTO, "x", "several labels, head"),
+        (EXPLICIT, P("x", "y"), "several labels"),
     ],
 )
 def test_rows_stay_where_they_are(kinds: tuple[AxisType, ...], axes: Any, name: str) -> None:

@@ -18,6 +18,7 @@ from tileloss.jax import (
     distillation,
     linear_cross_entropy,
     linear_distillation,
+    linear_logprobs,
     logprobs,
     policy_loss,
     sparse_distillation,
@@ -36,6 +37,7 @@ LABELS = jnp.array([[0, 3, -100], [6, 2, 5]])
 LOGP = jnp.full((2, 3), -2.0)
 WEIGHT = jnp.linspace(0.5, 1.5, 7)
 IDS = jnp.tile(jnp.arange(3), (2, 3, 1))
+SEVERAL = jnp.stack([LABELS, jnp.array([[4, 3, -100], [-100, 2, 1]])], -1)
 number = jnp.float32(1.5)  # of an option that may be traced
 
 
@@ -60,6 +62,10 @@ LOSSES: dict[str, Loss] = {
         for y in logprobs(x, LABELS, temperature=t, outputs=("entropy", "argmax", "mean_logit"))
         if y is not None
     ),
+    "several labels": lambda x, t: logprobs(x, SEVERAL, temperature=t).logp.sum(),
+    "several labels, head": lambda x, t: linear_logprobs(
+        HIDDEN, HEAD, SEVERAL, bias=x[0, 0], temperature=t
+    ).logp.sum(),
     "policy_loss": lambda x, t: policy_loss(
         x, LABELS, jnp.array([1.0, -1.0]), old_logp=LOGP, ref_logp=LOGP, beta=t, entropy_coef=0.1,
         preset="gspo", kl_importance=True, dual_clip=t + 2, return_metrics=True,

@@ -16,10 +16,11 @@ from tileloss.jax._devices import on_auto_axes
 from tileloss.jax._rows.coefficients import target_gradient
 from tileloss.jax._rows.cross_entropy import cross_entropy
 from tileloss.jax._rows.distillation import WeightedRows, row_weights
-from tileloss.jax._rows.inputs import read_labels, read_rows, without_columns
+from tileloss.jax._rows.inputs import Rows, read, read_labels, read_rows, without_columns
 from tileloss.jax._rows.logprobs import logprobs, logprobs_coefficients
 from tileloss.jax._rows.policy.loss import policy_loss
 from tileloss.jax._rows.policy.metrics import applicable
+from tileloss.jax._rows.slots import Slots, columns_of, slots_of
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.allowed import opened
 from tileloss.jax._sweeps.operands import (
@@ -27,10 +28,12 @@ from tileloss.jax._sweeps.operands import (
     UNUSED,
     BackwardRows,
     Operand,
+    SlotGradients,
     Swept,
     Target,
     TargetRows,
 )
+from tileloss.jax._sweeps.slots import slot_logits
 from tileloss.jax._sweeps.transform import make_transform
 
 Results = dict[str, Any]
@@ -70,7 +73,7 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
 
     @jax.custom_vjp
     def run(x: Operand, o: Inputs) -> Results:
-        return _stage(_forward(x, o, call), o, call)[0]
+        return _stage(*_forward(x, o, call), call)[0]
 
     def forward(x: Operand, o: Inputs) -> tuple[Results, Any]:
         needs_grad, x, o = _primals(x, o)
@@ -80,7 +83,7 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
             return call.choice.run_whole(
                 partial(_by_sweeps, call, needs_grad), partial(_in_one_pass, call, needs_grad), x, o
             )
-        state = _forward(x, o, call)
+        state, o = _forward(x, o, call)
         return _stage(state, o, call)[0], (x, o, state, needs_grad)
 
     def backward(saved: Any, gradients: Results) -> tuple[Operand | None, None]:
@@ -95,13 +98,16 @@ def apply(loss: str, operand: Operand, **arguments: Any) -> Results:
             return jax.tree.map(lambda g: (g * given["loss"]).astype(g.dtype), saved), None
         x, o, state, needs_grad = saved
         upstream = {f"{name}_grad": g for name, g in given.items()}
-        return _backward(x, o, call, state, _stage(state, o, call, upstream)[1], needs_grad), None
+        coefficients = _stage(state, o, call, upstream)[1]
+        return _backward(x, o, call, state, coefficients, needs_grad, upstream), None
 
     run.defvjp(forward, _with_results_checked(backward), symbolic_zeros=True)
     by_rows = {name: name != "metrics" for name in call.outputs}
     if call.options.function.is_loss:
         by_rows["loss"] = call.options.is_per_row
     found: Results = on_auto_axes(run, x, inputs, rows=x[0], by_rows=by_rows)
+    if call.labels_per_row in (0, 1) and "logp" in found:
+        found["logp"] = found["logp"][:, None][:, : call.labels_per_row]
     found = {name: leading.shaped(x) if by_rows[name] else x for name, x in found.items()}
     if "metrics" in found:
         named = dict(zip(call.options.function.metrics, found["metrics"], strict=True))
@@ -136,7 +142,7 @@ def _primals(x: Any, o: Any) -> tuple[NeedsGrad, Operand, Inputs]:
 
 
 def _by_sweeps(call: Call, needs_grad: NeedsGrad, x: Operand, o: Inputs) -> tuple[Results, Operand]:
-    state = _forward(x, o, call)
+    state, o = _forward(x, o, call)
     results, coefficients = _stage(state, o, call)
     return results, _backward(x, o, call, state, coefficients, needs_grad)
 
@@ -181,23 +187,41 @@ def _sweep(call: Call, sweep: str, x: Operand, *arguments: Any) -> Any:
     return getattr(call.shards, sweep)(call.choice.run, x, *arguments)
 
 
-def _forward(x: Operand, o: Inputs, call: Call) -> Any:
-    transform = make_transform(call.options_of(o))
-    return _sweep(call, "forward", x, _target(o, call), transform, call.spec)
+def _forward(x: Operand, o: Inputs, call: Call) -> tuple[Any, Inputs]:
+    """The state, and the inputs with the label of each row that it knows."""
+    options = call.options_of(o)
+    transform = make_transform(options)
+    if call.spec.has_slots:
+        columns, _ = columns_of(o.labels, options, call.classes)
+        of = slot_logits if call.shards is None else call.shards.slot_logits
+        labels, slots = slots_of(
+            o.labels, of(x, columns, transform, call.spec), options, call.classes
+        )
+        o = o._replace(labels=labels, slots=slots)
+    return _sweep(call, "forward", x, _target(o, call), transform, call.spec), o
 
 
 def _backward(
-    x: Operand, o: Inputs, call: Call, state: Any, coefficients: Any, needs_grad: NeedsGrad
+    x: Operand,
+    o: Inputs,
+    call: Call,
+    state: Any,
+    coefficients: Any,
+    needs_grad: NeedsGrad,
+    upstream: Mapping[str, Array] | None = None,
 ) -> Operand:
-    """``state``, ``coefficients``: as `_forward` and `_stage` gave them."""
+    """``state``, ``o``, ``coefficients``: as `_forward` and `_stage` gave them; ``upstream``: as `_stage` got it."""
     options, weights = call.options_of(o), o.target.get("class_weights")
     rows: BackwardRows | TargetRows
     if call.is_of_labels:
         mask = o.vectors.get("mask")
-        read = read_rows(state, o.labels, options, classes=call.classes, mask=mask)
-        of_label = 1.0 if weights is None else weights[jnp.where(read.wrong, 0, read.labels)]
-        at_label = target_gradient(read.stats, coefficients, of_label)
-        rows = BackwardRows(read.used, state, read.stats.log_sum, coefficients, at_label)
+        known = read_rows(state, o.labels, options, classes=call.classes, mask=mask)
+        of_label = 1.0 if weights is None else weights[jnp.where(known.wrong, 0, known.labels)]
+        at_label = target_gradient(known.stats, coefficients, of_label)
+        slots = None
+        if o.slots is not None:
+            slots = _slot_gradients(o.slots, known, upstream or {})
+        rows = BackwardRows(known.used, state, known.stats.log_sum, coefficients, at_label, slots)
     else:
         # The gradient, which may lie over the logits, has to wait for the forward. Rows where that is NaN are NaN anyway.
         first = state.outputs[call.spec.outputs[0]]
@@ -209,6 +233,13 @@ def _backward(
         target = target.replaced(allowed=opened(target.allowed, o.allowed == 0))
     gradient: Operand = _sweep(call, "backward", x, target, rows, transform, spec)
     return gradient
+
+
+def _slot_gradients(slots: Slots, rows: Rows, upstream: Mapping[str, Array]) -> SlotGradients:
+    of_logp = slots.upstream(upstream.get("logp_grad"), rows.logp_divisor)
+    of_logp = jnp.where(rows.wrong[:, None] & slots.used, jnp.nan, of_logp)
+    others = {name: read(x, rows.used) for name, x in upstream.items() if name != "logp_grad"}
+    return SlotGradients(jnp.where(slots.used, slots.columns, UNUSED), of_logp, others)
 
 
 # ------------------------------------------------------------------------------------------------ the row stage, by loss
@@ -226,7 +257,7 @@ def _stage_of_logprobs(
     state: RowState, o: Inputs, call: Call, upstream: Mapping[str, Array]
 ) -> tuple[Results, Any]:
     options, coefficients = call.options_of(o), None
-    of_rows: dict[str, Any] = {"classes": call.classes, "allowed": o.allowed}
+    of_rows: dict[str, Any] = {"classes": call.classes, "allowed": o.allowed, "slots": o.slots}
     found = logprobs(state, o.labels, options, **of_rows)._asdict()
     if upstream:
         of_rows |= upstream

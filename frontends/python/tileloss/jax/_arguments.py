@@ -16,9 +16,17 @@ from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT, SLOTS
 from tileloss.jax._devices import Leading, axes_of_rows, may_be_cut, varying_alike
 from tileloss.jax._implementations import Choice, check_names, choose
+from tileloss.jax._labels import (
+    IGNORED,
+    Labels,
+    check_goes_with_several,
+    check_leading,
+    checked_labels,
+)
 from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.inputs import are_columns, wrong_unless
 from tileloss.jax._rows.options import Options, check, resolve
+from tileloss.jax._rows.slots import Slots
 from tileloss.jax._rows.stats import RowOutputs
 from tileloss.jax._shards import Shards
 from tileloss.jax._sweeps.operands import LmHead, Logits, Operand, Spec, with_outputs
@@ -39,6 +47,8 @@ class Inputs(NamedTuple):
     arrays: Arrays  # options that are arrays
     places: Array | None  # of the rows among the labels, where their order is another
     allowed: Array | None  # float32 [N], how many classes each row's softmax has; None: all
+    # Of rows with several labels, whose labels are [N, K] until there are slots.
+    slots: Slots | None = None
 
 
 class Call(NamedTuple):
@@ -52,6 +62,7 @@ class Call(NamedTuple):
     grad_in_forward: bool
     sequence_length: int
     shards: Shards | None
+    labels_per_row: int | None  # K where they are [..., K]
 
     @property
     def is_of_labels(self) -> bool:
@@ -80,25 +91,29 @@ def prepare(
     function = FUNCTIONS[f"linear_{loss}" if isinstance(operand, LmHead) else loss]
     tensors = ARGUMENTS[function.name]
     _check_given(function, {**operand._asdict(), **given})
-    labels, vocab_axis = given["labels"], given.get("vocab_axis")
+    vocab_axis = given.get("vocab_axis")
+    of_rows = checked_labels(given["labels"], operand[0], loss == "logprobs")
+    labels: Any = of_rows.array
     chosen = {name: given.get(name) for name in PUBLIC_OPTIONS[function.name]}
     if labels is None:  # so that none is ignored
         chosen["ignore_index"] = None
-    else:
-        labels = _checked_labels(labels)
+    elif of_rows.per_row == 0:
+        chosen["ignore_index"] = IGNORED
     options = resolve(function.name, chosen, given.get("preset") or "")
     names, outputs = check_names(given.get("implementation")), _outputs(options, given)
-    operand, leading, width, spec = _flat(operand, labels, given)
+    if of_rows.slots:
+        check_goes_with_several(outputs, given["allowed"])
+    operand, leading, width, spec = _flat(operand, of_rows, given)
     rows = operand[0]
     assert rows is not None
     target, spec = _target_arrays(tensors.target, given, operand, leading, width, spec)
     shards = 1 if vocab_axis is None else _axis_size(vocab_axis)
     vocab = shards * width
     options, are_right = options.within_ranges()
-    of_rows = {name: given.get(name) for name in tensors.inputs}
-    if (words := of_rows.pop("allowed")) is not None:
+    others = {name: given.get(name) for name in tensors.inputs}
+    if (words := others.pop("allowed")) is not None:
         target["allowed"] = checked_allowed(words, leading, width, shards)
-    vectors, of_vectors = _flat_vectors(of_rows, leading, vocab, options)
+    vectors, of_vectors = _flat_vectors(others, leading, vocab, options)
     has_sequences = "sequence_offsets" in tensors.inputs
     length = _sequence_length(labels, vectors) if has_sequences else 0
     check(
@@ -116,14 +131,21 @@ def prepare(
     classes = vocab if valid < 0 else valid
     if "class_weights" in vectors:
         target["class_weights"] = vectors.pop("class_weights")[:classes].astype(jnp.float32)
-    labels = _any_columns(rows, target, classes) if labels is None else leading.flat(labels)
+    if labels is None:
+        labels = _any_columns(rows, target, classes)
+    else:
+        labels = leading.flat(labels, *of_rows.slots)
     labels = wrong_unless([*are_right, *of_vectors, *are_columns(target, classes)], labels, options)
     places = None
     if has_sequences and leading.is_cut_within:
         places = leading.flat(jnp.arange(labels.size, dtype=jnp.int32))
     spec = with_outputs(spec, options, outputs)
     spec = spec._replace(columns=classes, row_axes=axes_of_rows(rows))
-    spec = spec._replace(has_allowed="allowed" in target)
+    spec = spec._replace(
+        has_allowed="allowed" in target,
+        has_slots=bool(of_rows.slots),
+        is_shard=vocab_axis is not None,
+    )
     choice = choose(names, operand, spec, options.is_of_labels)
     if vocab_axis is not None or (options.is_of_labels and may_be_cut(operand)):
         choice = choice._replace(one_pass="")  # it needs all rows and columns in one place
@@ -139,6 +161,7 @@ def prepare(
         ),
         sequence_length=length,
         shards=None if vocab_axis is None else Shards(vocab_axis, shards, width, classes),
+        labels_per_row=of_rows.per_row,
     )
     allowed = None
     if "allowed" in target:
@@ -202,22 +225,22 @@ def _has_gradient_in_forward(
 
 
 def _flat(
-    operand: Operand, labels: Array | None, given: Mapping[str, Any]
+    operand: Operand, labels: Labels, given: Mapping[str, Any]
 ) -> tuple[Operand, Leading, int, Spec]:
     """The operand with one leading dimension, those that it had, the size of its vocabulary, and the spec of its products.
 
-    ``labels``: of the operand's leading dimensions; None: there are none to hold against them.
+    ``labels``: of the operand's leading dimensions, where there are any to hold against them.
     """
     if isinstance(operand, Logits):
         logits = _floats("logits", operand.logits)
-        _check_leading("logits", "V", logits, labels)
+        check_leading("logits", "V", logits, labels)
         rows, vocab = Leading(logits), logits.shape[-1]
         return Logits(rows.flat(logits, vocab)), rows, vocab, Spec(0)
     hidden, head = _floats("hidden", operand.hidden), _floats("head", operand.head)
     layout = given["head_layout"]
     if layout not in _LAYOUTS:
         raise ValueError(f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {layout!r}")
-    _check_leading("hidden", "H", hidden, labels)
+    check_leading("hidden", "H", hidden, labels)
     size = hidden.shape[-1]
     if size == 0:
         raise ValueError(
@@ -249,17 +272,6 @@ def _floats(name: str, x: Any) -> Array:
     return array
 
 
-def _check_leading(name: str, last: str, x: Array, labels: Array | None) -> None:
-    if labels is None:
-        if x.ndim == 0:
-            raise ValueError(f"{name}: expected [..., {last}], got shape []")
-    elif x.ndim == 0 or x.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels: expected {name}'{'' if name.endswith('s') else 's'} leading dimensions {list(x.shape[:-1])}, "
-            f"got {list(labels.shape)}"
-        )
-
-
 def _compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
     """What the products of ``tensors`` see."""
     if given is None:
@@ -275,13 +287,6 @@ def _compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
 
 
 # ------------------------------------------------------------------------------------------------ what goes with the rows
-
-
-def _checked_labels(labels: Any) -> Array:
-    array = jnp.asarray(labels)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"labels: expected integers, got {array.dtype}")
-    return array
 
 
 def _flat_vectors(

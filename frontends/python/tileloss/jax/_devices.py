@@ -65,14 +65,14 @@ class Leading:
         return self._by_parts(flat_part, x, (*self.shape, *rest), self._cut, (self._axes,))
 
     def shaped(self, x: Array) -> Array:
-        """[N] in `flat`'s order as [*shape], cut as the operand is."""
+        """[N, ...] in `flat`'s order as [*shape, ...], cut as the operand is."""
         if not self.is_cut_within:
-            return x.reshape(self.shape)
+            return x.reshape(*self.shape, *x.shape[1:])
         counts = [prod(self._mesh.shape[axis] for axis in axes_of(cut)) for cut in self._cut]
         of_part = [n // count for n, count in zip(self.shape, counts, strict=True)]
 
         def shaped_part(part: Array) -> Array:
-            return part.reshape(of_part)
+            return part.reshape(*of_part, *x.shape[1:])
 
         return self._by_parts(shaped_part, x, x.shape, (self._axes,), self._cut)
 

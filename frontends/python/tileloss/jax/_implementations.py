@@ -58,8 +58,8 @@ _LIBRARY = (library.forward, library.backward, library.value_and_grad, library.r
 IMPLEMENTATIONS = {
     one.name: one
     for one in (
-        Implementation("cpu", "cpu", *_LIBRARY, lambda *_: library.missing()),
-        Implementation("cuda", "cuda", *_LIBRARY, lambda *_: library.missing(library.CUDA_FILE)),
+        Implementation("cpu", "cpu", *_LIBRARY, library.refusal),
+        Implementation("cuda", "cuda", *_LIBRARY, library.refusal_on_cuda),
         Implementation("pallas_tpu", "tpu", _on_tpu(tpu.forward), _on_tpu(tpu.backward), None, None, tpu.refusal),
         Implementation("xla", None, _in_xla("forward"), _in_xla("backward"), None, _in_xla("rows_and_grad"), lambda *_: ""),
     )

@@ -21,6 +21,7 @@ from tileloss._core.views import WORD
 from tileloss.jax._devices import varying, varying_alike
 from tileloss.jax._rows.state import RowState, merge
 from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec, Target
+from tileloss.jax._sweeps.slots import slot_logits
 from tileloss.jax._sweeps.transform import LogitTransform
 
 SLICES = 8
@@ -80,6 +81,16 @@ class Shards:
         whole, _ = lax.scan(lambda state, other: (merge(state, other), None), first, rest)
         return whole
 
+    def slot_logits(
+        self, operand: Operand, columns: Array, transform: LogitTransform, spec: Spec
+    ) -> Array:
+        """As that of one device: each shard has its own columns', 0 stands for the others'."""
+        operand, columns, transform = self._here(operand, columns, transform)
+        here = _columns_here(columns, lax.axis_index(self.axis) * self.width, self.width)
+        z = slot_logits(operand, jnp.where(here < 0, 0, here), transform, spec)
+        found: Array = self._sum(jnp.where(here < 0, 0.0, z))
+        return found
+
     def backward(
         self,
         run: _Run,
@@ -94,6 +105,9 @@ class Shards:
         whole = operand
         operand, (target, rows), transform = self._here(operand, (target, rows), transform)
         here = self._columns_from(target, start, self.width)
+        if rows.slots is not None:
+            columns = _columns_here(rows.slots.columns, start, self.width)
+            rows = rows._replace(slots=rows.slots._replace(columns=columns))
         spec = spec._replace(dhidden_dtype=jnp.float32)
 
         def sweep(columns: int) -> Operand:

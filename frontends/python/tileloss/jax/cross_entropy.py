@@ -141,6 +141,10 @@ def logprobs(
     Args:
         outputs: names of `RowOutputs`. logp, lse, entropy and the mean are differentiable: dL/dz_j = g_logp [j = y] + p_j
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
+        labels: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
+            sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
+            empty slot, its logp 0; a row of these alone is ignored. Not with ``allowed``; by "cpu" and "xla", over shards of the
+            vocabulary by "xla" alone.
 
     The other arguments and the errors: `cross_entropy`.
 
@@ -154,7 +158,7 @@ def logprobs(
         ignore_index: rows with this label are neither read nor counted; default -100; static.
 
     Returns:
-        RowOutputs: arrays of the labels' shape, None for what was not asked for.
+        RowOutputs: arrays of the rows' shape, logp of the labels', None for what was not asked for.
     """
     return RowOutputs(**apply(
         "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,

@@ -66,7 +66,7 @@ def row_stats(state: RowState) -> RowStats:
 
 
 class RowOutputs(NamedTuple):
-    """What `logprobs` gives for each row, of the labels' shape; None: not asked for. Rows that are ignored give 0 (argmax -1).
+    """What `logprobs` gives for each row, logp for each label; None: not asked for. Rows that are ignored give 0 (argmax -1).
     With temperature_on "logprob" logp is divided by T."""
 
     # generated: rows of logprobs

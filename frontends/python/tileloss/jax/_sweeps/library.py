@@ -29,6 +29,7 @@ from tileloss.jax._sweeps.operands import (
     LmHead,
     Logits,
     Operand,
+    SlotGradients,
     Spec,
     Swept,
     Target,
@@ -70,6 +71,19 @@ def missing(*others: str) -> str:
     return ""
 
 
+def refusal(operand: Operand, spec: Spec, *others: str) -> str:
+    """``others``: as `missing` has them."""
+    if words := missing(*others):
+        return words
+    if spec.has_slots and spec.is_shard:  # it does not know whether it has the likeliest
+        return "takes several labels a row of a whole vocabulary alone"
+    return ""
+
+
+def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
+    return refusal(operand, spec, CUDA_FILE) or ("takes one label a row" if spec.has_slots else "")
+
+
 def forward(
     operand: Operand, target: Target, transform: LogitTransform, spec: Spec
 ) -> RowState | Swept:
@@ -102,17 +116,26 @@ def backward(
         call = _target_call(operand, target, spec)
         call.operands["token_weights"] = rows.weights
     else:
-        call = _sweep(operand, target, transform, spec)
+        call = _sweep(operand, target, transform, spec, rows.slots)
         call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
-        c, state = rows.coefficients, rows.state
-        call.operands |= {f"state:{n}": getattr(state, n) for n in ("max", "sum", "label_logit")}
-        call.operands |= {"target_coef": c.target, "prob_plus_target_coef": c.prob_plus_target}
-        if spec.has_prob_logp:
-            call.operands["prob_logp_coef"] = c.prob_logp
-        if spec.has_uniform:
-            call.operands["uniform_coef"] = c.uniform
+        arrays = ("max", "sum", "label_logit", *["entropy_sum"] * spec.sums.entropy_sum)
+        call.operands |= {f"state:{n}": getattr(rows.state, n) for n in arrays}
+        call.operands |= _of_rows(rows, spec)
     found = call.run(BACKWARD, gradients(operand, spec), aliases=in_place(operand, 0))
     return operand_of(operand, spec, found)
+
+
+def _of_rows(rows: BackwardRows, spec: Spec) -> dict[str, Array]:
+    """What the library makes a gradient of, besides the row state."""
+    if rows.slots is not None:
+        return rows.slots.others | {"logp_grad": rows.slots.logp_grad}
+    c = rows.coefficients
+    found = {"target_coef": c.target, "prob_plus_target_coef": c.prob_plus_target}
+    if spec.has_prob_logp:
+        found["prob_logp_coef"] = c.prob_logp
+    if spec.has_uniform:
+        found["uniform_coef"] = c.uniform
+    return found
 
 
 def rows_and_grad(
@@ -225,10 +248,18 @@ class Call:
         return call(*operands)
 
 
-def _sweep(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> Call:
-    """A label that is ELSEWHERE is no column, and so to the library as well."""
-    call = Call("linear_sweep" if isinstance(operand, LmHead) else "sweep", operand, spec)
-    call.operands["labels"] = target.labels
+def _sweep(
+    operand: Operand,
+    target: Target,
+    transform: LogitTransform,
+    spec: Spec,
+    slots: SlotGradients | None = None,
+) -> Call:
+    """A label that is ELSEWHERE is no column, and so to the library as well. ``slots``: of a backward of several labels a row,
+    which the library's sweeps do not take, but its logprobs."""
+    name = "sweep" if slots is None else "logprobs"
+    call = Call(f"linear_{name}" if isinstance(operand, LmHead) else name, operand, spec)
+    call.operands["labels"] = target.labels if slots is None else slots.columns
     if spec.sums.smoothing_sum and target.class_weights is not None:
         call.operands["class_weights"] = target.class_weights
     if target.allowed is not None:

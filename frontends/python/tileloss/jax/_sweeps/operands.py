@@ -134,8 +134,22 @@ class Spec(NamedTuple):
     has_prob_logp: bool = True
     has_uniform: bool = True
     has_allowed: bool = False  # whether the target has sets of columns
+    has_slots: bool = False  # whether rows have several labels
+    is_shard: bool = False  # whether other devices have the vocabulary's other columns
     # The mesh axes over which a kernel that XLA cannot partition cuts the rows itself; None: there is one device to know of.
     row_axes: tuple[str, ...] | None = None
+
+
+class SlotGradients(NamedTuple):
+    """What a backward sweep is told of several labels a row, besides coefficients that have the sum over all of them."""
+
+    columns: Array  # int32 [N, K]; UNUSED, or in a shard ELSEWHERE: none
+    logp_grad: (
+        Array  # float32 [N, K]; NaN where the row's label is wrong; those of one column add up
+    )
+    others: dict[
+        str, Array
+    ]  # upstream gradients by their names in tileloss_args, float32 [N], 0 where not used
 
 
 class BackwardRows(NamedTuple):
@@ -146,6 +160,7 @@ class BackwardRows(NamedTuple):
     log_sum: Array  # log p_j = (z_j - state.max) - log_sum
     coefficients: RowCoefficients  # 0 where not used, NaN where the label is wrong
     at_label: Array  # dL/dz at the label, which has its own rounding rule
+    slots: SlotGradients | None = None  # of several labels a row
 
 
 def output_dtype(name: str) -> DTypeLike:

@@ -26,6 +26,7 @@ from tileloss.jax._sweeps.operands import (
     LmHead,
     Logits,
     Operand,
+    SlotGradients,
     Spec,
     Sums,
     Target,
@@ -195,10 +196,15 @@ def over_tiles(
 
 def tile(x: Array, start: Array | int, width: int, axis: int = 1) -> Array:
     """``width`` columns of x from ``start`` on."""
+    return lax.dynamic_slice_in_dim(*not_ahead(x, start), width, axis)
+
+
+def not_ahead(x: Array, place: Array | int) -> tuple[Array, Array | int]:
+    """x, and where a part of it is to be taken in a loop, which then widens no more than that."""
     if _WIDENS_BFLOAT16 and x.dtype == jnp.bfloat16:
-        # Not ahead of the loop then, as it has to wait for ``start``, and so no more of x than the slice.
-        x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
-    return lax.dynamic_slice_in_dim(x, start, width, axis)
+        # Not ahead of the loop, as it has to wait for ``place``.
+        x, place = lax.optimization_barrier((x, place))  # type: ignore[no-untyped-call]
+    return x, place
 
 
 def weights_of_tile(target: Target, start: Array | int, width: int) -> Array | None:
@@ -313,6 +319,19 @@ def _zero_if_empty(largest: Array) -> Array:
     return jnp.where(largest == -jnp.inf, 0.0, largest)
 
 
+def _with_slots(gradient: Array, slots: SlotGradients, start: Array | int) -> Array:
+    width = gradient.shape[1]
+    here = slots.columns - start
+    # A negative one would count from the end.
+    here = jnp.where((here >= 0) & (here < width), here, width)
+
+    def add(row: Array, at: Array, values: Array) -> Array:
+        return row.at[at].add(values, mode="drop")
+
+    found: Array = jax.vmap(add)(gradient, here, slots.logp_grad)
+    return found
+
+
 def tile_gradient(
     z: Array, target: Target, rows: BackwardRows, start: Array | int, spec: Spec
 ) -> Array:
@@ -330,5 +349,7 @@ def tile_gradient(
     if spec.has_uniform:
         weights = weights_of_tile(target, start, width)
         gradient += c.uniform[:, None] * (1.0 if weights is None else weights)
+    if rows.slots is not None:
+        gradient = _with_slots(gradient, rows.slots, start)
     is_label = where_labels(target.labels, start, width)
     return jnp.where(is_label, rows.at_label[:, None], gradient)

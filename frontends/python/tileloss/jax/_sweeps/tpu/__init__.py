@@ -95,6 +95,8 @@ def refusal(operand: Operand, spec: Spec) -> str:
         return _MISSING
     if spec.has_allowed:
         return "has no allowed"
+    if spec.has_slots:
+        return "takes one label a row"
     half = [name for name, x in operand._asdict().items() if _is_half(x)]
     if half:
         return f"has no float16 ({', '.join(half)})"
