@@ -136,6 +136,7 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, c
                          tileloss_plan* plan) const {
   if (p.has_several_labels())
     return {TILELOSS_UNSUPPORTED, "labels_per_row: expected 0 or 1 on CUDA, got " + std::to_string(p.args.labels_per_row)};
+  if (present(p.args.hidden_r)) return {TILELOSS_UNSUPPORTED, "hidden_r: expected none on CUDA, got a matrix"};
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;
