@@ -111,9 +111,9 @@ def test_lora_on_the_head_is_trained_as_unpatched(kind: str, when: str, dropout:
 
 @pytest.mark.parametrize("which", ["disabled", "merged", "both", "the second"])
 def test_lora_on_the_head_is_that_of_the_active_adapters(which: str) -> None:
-    losses = []
-    for model in (build("llama"), patch(build("llama"))):
-        adapted = with_lora(model, target_modules=IN_HEAD)
+    losses, inputs = [], batch()
+    for prepare in (lambda model: model, patch):
+        adapted = with_lora(prepare(build("llama")), target_modules=IN_HEAD)
         config = copy.deepcopy(adapted.peft_config["default"])
         config.r = 3
         adapted.add_adapter("second", config)
@@ -131,7 +131,7 @@ def test_lora_on_the_head_is_that_of_the_active_adapters(which: str) -> None:
             adapted.base_model.set_adapter(["default", "second"] if which == "both" else "second")
         off = adapted.disable_adapter() if which == "disabled" else contextlib.nullcontext()
         with off:
-            losses.append(adapted(**batch()).loss)
+            losses.append(adapted(**inputs).loss)
     torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=0)
 
 

@@ -33,11 +33,13 @@ def operands(
     linear_weight_grad: Tensor | None = None,
 ) -> tuple[Any, ...]:
     """What `checked_head` takes after the input, as public functions have it."""
-    pair = (None, None) if low_rank is None else low_rank
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(
-            f"low_rank: expected None or two tensors, [..., R] and [V, R], got {type(low_rank).__name__}"
-        )
+    pair: Any = (None, None)
+    if low_rank is not None:
+        pair = low_rank
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"low_rank: expected None or two tensors, [..., R] and [V, R], got {type(pair).__name__}"
+            )
     return linear_weight, linear_bias, *pair, compute_dtype, workspace_bytes, linear_weight_grad
 
 
