@@ -35,9 +35,11 @@ Status check_low_rank(const Problem& p) {
   if (!present(head)) return expected("head_r", "a matrix [V,R], as hidden_r is given", "none");
   if (Status s = check_matrix(p, "hidden_r", hidden, Layout::kAnyStrides); !s.ok()) return s;
   if (Status s = check_matrix(p, "head_r", head, Layout::kAnyStrides); !s.ok()) return s;
-  if (hidden.rows != a.hidden.rows) return expected("hidden_r.rows", "hidden's, " + to_string(a.hidden.rows), to_string(hidden.rows));
+  if (hidden.rows != a.hidden.rows)
+    return expected("hidden_r.rows", "hidden's, " + to_string(a.hidden.rows), to_string(hidden.rows));
   if (head.rows != a.head.rows) return expected("head_r.rows", "head's, " + to_string(a.head.rows), to_string(head.rows));
-  if (hidden.cols < 1 || hidden.cols > kMost) return expected("hidden_r.cols", "1 to " + to_string(kMost), to_string(hidden.cols));
+  if (hidden.cols < 1 || hidden.cols > kMost)
+    return expected("hidden_r.cols", "1 to " + to_string(kMost), to_string(hidden.cols));
   if (head.cols != hidden.cols) return expected("head_r.cols", "hidden_r's, " + to_string(hidden.cols), to_string(head.cols));
   if (Status s = check_like(p, "dhidden_r", a.dhidden_r, "hidden_r", hidden); !s.ok()) return s;
   return check_like(p, "dhead_r", a.dhead_r, "head_r", head);

@@ -55,8 +55,9 @@ TEST(Matmul, PacksABlockPartByPart) {
           const tools::GuardBuffer got(expected.bytes(), Flush::kRight);
           const std::int64_t words = t.words(kDepth, compute);
           for (const std::int64_t k : {0, 64, 128}) {
-            (side == Side::kLeft ? t.pack_a_part : t.pack_b_part)(x.operand(), 0, kRows, k, std::min<std::int64_t>(64, kDepth - k),
-                                                                  compute, got.as<float>(), t.words(k, compute), words);
+            (side == Side::kLeft ? t.pack_a_part : t.pack_b_part)(x.operand(), 0, kRows, k,
+                                                                  std::min<std::int64_t>(64, kDepth - k), compute,
+                                                                  got.as<float>(), t.words(k, compute), words);
           }
           const std::int64_t floats = (kRows + panel - 1) / panel * panel * words;
           ASSERT_EQ(std::memcmp(expected.data(), got.data(), static_cast<std::size_t>(floats) * sizeof(float)), 0)

@@ -169,7 +169,7 @@ def with_trained_tokens(module: torch.nn.Module, weight: Any, bias: Any) -> Any:
     return module.get_merged_weights(active)
 
 
-def low_rank_of(place: str, module: torch.nn.Module, hidden: torch.Tensor) -> Any:
+def low_rank_of(place: str, module: Any, hidden: torch.Tensor) -> Any:
     """What LoRA adds to the head's product, as ``low_rank`` of the loss: the hidden states through the active adapters' first
     weights, dropped out and scaled as they do it, and their second weights, side by side. None: nothing.
 

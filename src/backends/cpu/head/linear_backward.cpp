@@ -197,7 +197,8 @@ void LinearWalk::dhead_task(const Part& part, float* scratch, std::int64_t begin
   for (std::int64_t k = 0; k < end - begin; k += kAcrossDepth) {
     const std::int64_t depth = std::min(kAcrossDepth, end - begin - k), words = matmul().words(depth, shape().compute);
     const bool is_last = k + depth == end - begin;
-    const float* across = piece<float>(part.layout.packed_across) + k / kAcrossDepth * across_block(shape(), part.shape, matmul());
+    const float* across =
+        piece<float>(part.layout.packed_across) + k / kAcrossDepth * across_block(shape(), part.shape, matmul());
     const Store how = accumulate || k > 0 ? Store::kAdd : is_last ? alone : Store::kReplace;
     if (part.shape.dhead_across) {
       matmul().pack_b(down, 0, columns, k, depth, shape().compute, scratch);
@@ -274,8 +275,8 @@ void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
       if (const Part* const part = part_of(task, dhidden_tasks)) {
         const std::int64_t width = width_of_task(*part), sets = ceil_div(part->shape.width, width);
         const std::int64_t first = begin + task / sets * row_step, h = task % sets * width;
-        return dhidden_task(*part, scratch(slot), first, std::min(row_step, end - first), h, std::min(width, part->shape.width - h),
-                            chunk, columns, dz + (first - begin) * chunk_columns_);
+        return dhidden_task(*part, scratch(slot), first, std::min(row_step, end - first), h,
+                            std::min(width, part->shape.width - h), chunk, columns, dz + (first - begin) * chunk_columns_);
       }
       const std::int64_t t = task, column = chunk + t * tile;
       for (const Part& part : parts()) {

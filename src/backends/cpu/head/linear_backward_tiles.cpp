@@ -156,7 +156,8 @@ void LinearWalk::multiply_dhead(const Part& part, const DzChunk& c, std::int64_t
     const std::int64_t depth = std::min(kAcrossDepth, all_depth - k), block = k / kAcrossDepth;
     const std::int64_t words_here = matmul().words(depth, shape().compute), at_once = words_here == words ? rows : panel;
     const float* const left = down + block * dz_down_block(shape(), matmul());
-    const float* const right = piece<float>(part.layout.packed_across) + block * across_block(shape(), part.shape, matmul()) + h * words_here;
+    const float* const right =
+        piece<float>(part.layout.packed_across) + block * across_block(shape(), part.shape, matmul()) + h * words_here;
     const Store how = adds || k > 0 ? Store::kAdd : k + depth == all_depth ? alone : Store::kReplace;
     for (std::int64_t i = 0; i < rows; i += at_once) {
       matmul().multiply(left + i * words, right, std::min(at_once, rows - i), width, depth, shape().compute, to + i * stride,

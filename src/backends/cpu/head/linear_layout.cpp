@@ -20,7 +20,8 @@ std::int64_t backward_floats(const LinearShape& s, const MatmulTable& m) {
   const std::int64_t after_head = tile_of_head(s, m) + (s.bias ? s.tile : 0);
   const std::int64_t words = s.kept_in_words ? ceil_div(s.tile, 2) : 0;
   if (packs_dz(s, m)) {
-    const std::int64_t rounded = s.dhead() ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, std::max(s.own.width, s.low_rank.width)) : 0;
+    const std::int64_t rounded =
+        s.dhead() ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, std::max(s.own.width, s.low_rank.width)) : 0;
     return std::max(after_head + kDzRows * (s.tile + words), rounded);
   }
   std::int64_t most = after_head + words;
@@ -38,7 +39,8 @@ std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
     return ceil_div(rows * columns * part.hidden_bytes, 4);
   };
   std::int64_t most = 0;
-  for (const PartShape& part : {s.own, s.low_rank}) most = std::max(most, copies(part, std::min(row_tile(m), s.rows), part.width));
+  for (const PartShape& part : {s.own, s.low_rank})
+    most = std::max(most, copies(part, std::min(row_tile(m), s.rows), part.width));
   if (s.needs_target_sweep()) {
     const std::int64_t teacher = m.packed_floats(s.tile, m.b_panel, s.target.width, s.compute);
     const std::int64_t head = std::max(tile_of_head(s, m), teacher) + s.tile;
@@ -105,7 +107,8 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
     l.max_in_dhead = take("maxima of kept logits", s.kept_in_words ? rows_in_dhead * kFloat : 0);
     const std::int64_t dz = packs_dz(s, m) ? dz_along_floats(s, m) + dz_down_floats(s, m) : s.row_chunk * chunk;
     l.dz = take("dlogits of a chunk", dz * kFloat);
-    const auto take_part = [&](const PartShape& part, const char* hidden, const char* dhead, const char* head, const char* dhidden) {
+    const auto take_part = [&](const PartShape& part, const char* hidden, const char* dhead, const char* head,
+                               const char* dhidden) {
       PartLayout at;
       const std::int64_t across = ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, part, m) * kFloat;
       at.packed_across = take(hidden, part.dhead ? across : 0);

@@ -134,7 +134,8 @@ class LinearWalk {
       row -= d.rows;
       return piece<T>(job_.layout.kept) + column * (shape().row_chunk - d.rows) + row * shape().tile;
     }
-    auto* const line = static_cast<std::byte*>(job_.own.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
+    auto* const line =
+        static_cast<std::byte*>(job_.own.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
     return reinterpret_cast<T*>(line) + row % d.rows_of_line * shape().tile;
   }
   // From a row's z to the next one's, in a row tile whose z is kept in float32.
@@ -202,8 +203,8 @@ class LinearWalk {
   void dz_from_kept(const DzChunk& c, const DzBlock& b, float* dz) const;
   void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* scratch) const;
   void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
-  void multiply_dhead(const Part& part, const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h,
-                      std::int64_t width, bool adds, Store alone, float* to, std::int64_t stride) const;
+  void multiply_dhead(const Part& part, const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width,
+                      bool adds, Store alone, float* to, std::int64_t stride) const;
   void dhead_set(const Part& part, float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
                  std::int64_t width) const;
   void dhidden_set(const Part& part, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
@@ -218,8 +219,8 @@ class LinearWalk {
   std::int64_t pack_head_tasks(const Part& part, std::int64_t chunk_columns) const;
   void pack_head_task(const Part& part, std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
   void pack_across(const Part& part, std::int64_t begin, std::int64_t end);
-  void dhead_task(const Part& part, float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
-                  const float* dz) const;
+  void dhead_task(const Part& part, float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column,
+                  std::int64_t columns, const float* dz) const;
   void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                   const float* dz) const;
   void dhidden_task(const Part& part, float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,

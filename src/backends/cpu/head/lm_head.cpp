@@ -61,8 +61,8 @@ void LinearWalk::pack_hidden() {
     std::int64_t word = 0;
     for (const Part& part : parts()) {
       const std::int64_t width = part.shape.width;
-      matmul().pack_a_part(rows_in_use(part, u, rows, 0, width, scratch(slot)), 0, rows, 0, width, shape().compute, packed_rows(u),
-                           word, z_words());
+      matmul().pack_a_part(rows_in_use(part, u, rows, 0, width, scratch(slot)), 0, rows, 0, width, shape().compute,
+                           packed_rows(u), word, z_words());
       word += matmul().words(width, shape().compute);
     }
   });

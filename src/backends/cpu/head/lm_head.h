@@ -126,10 +126,10 @@ struct LinearLayout {
   std::int64_t used_rows = 0;      // int64 [N]
   std::int64_t packed_hidden = 0;  // for z
   PartLayout own, low_rank;
-  std::int64_t empty = 0;          // with `allowed`: uint8 [N], rows in use without any column
-  std::int64_t states = 0;         // RowState [slices, N]
-  std::int64_t weights = 0;        // with `allowed`: double [slices, N], the sums of class weights that a state has seen
-  std::int64_t gradients = 0;      // RowGradient [N]
+  std::int64_t empty = 0;      // with `allowed`: uint8 [N], rows in use without any column
+  std::int64_t states = 0;     // RowState [slices, N]
+  std::int64_t weights = 0;    // with `allowed`: double [slices, N], the sums of class weights that a state has seen
+  std::int64_t gradients = 0;  // RowGradient [N]
   // Of rows with several labels:
   std::int64_t label_logits = 0;  // float [N, labels]: the labels' logits, and z
   std::int64_t label_z = 0;
@@ -143,7 +143,7 @@ struct LinearLayout {
   std::int64_t some_teacher_logits = 0;  // the same of the teacher
   std::int64_t some_label_columns = 0;   // int64 [target.rows]
   std::int64_t kept_dz = 0;              // of the rows that dhead does not hold: bfloat16 or float [rows, z_stride]
-  std::int64_t dz = 0;  // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
+  std::int64_t dz = 0;       // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
   std::int64_t dbias = 0;    // float [V], with several row chunks
   std::int64_t scratch = 0;  // scratch_bytes a thread
   std::int64_t scratch_bytes = 0;
@@ -175,8 +175,8 @@ struct LinearJob {
   Operand teacher_hidden, teacher_head, teacher_bias;  // of TargetKind::kLogits
   bool sweeps_forward = false;
   bool wants_gradients = false;
-  bool is_packed = false;              // by the forward of the same call, which has kept its logits as well
-  OutputMatrix dbias;                  // [V, 1]
+  bool is_packed = false;   // by the forward of the same call, which has kept its logits as well
+  OutputMatrix dbias;       // [V, 1]
   bool accumulate = false;  // both dhead and dbias are added to
   std::byte* workspace = nullptr;
 };

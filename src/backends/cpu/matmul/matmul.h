@@ -55,8 +55,8 @@ struct MatmulTable {
   std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
   std::int64_t whole_words;       // words along k come in multiples of this if they are of two bfloat16; those beyond depth are 0
   PackFunction pack_a, pack_b;
-  // The same, but for some of the k of a block at dst whose panels are panel_words words long, from word first_word on, a multiple
-  // of whole_words.
+  // The same, but for some of the k of a block at dst whose panels are panel_words words long, from word first_word on, a
+  // multiple of whole_words.
   PackPartFunction pack_a_part, pack_b_part;
 
   // c[i * c_stride + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n, k < depth, that of both packs; with kAdd the sum is

@@ -101,7 +101,8 @@ void set_target(const Problem& p, const tileloss_plan& plan, LinearShape& s) {
   if (p.linear.accumulate == 0 && s.row_chunk == p.rows) s.kept_in_dhead = kept_in_dhead(p, plan, s);
 }
 
-PartShape part_shape(const Problem& p, const tileloss_matrix& hidden, const tileloss_matrix& dhidden, const tileloss_matrix& dhead) {
+PartShape part_shape(const Problem& p, const tileloss_matrix& hidden, const tileloss_matrix& dhidden,
+                     const tileloss_matrix& dhead) {
   PartShape part;
   if (!present(hidden)) return part;
   part.width = hidden.cols;
