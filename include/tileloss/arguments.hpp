@@ -447,6 +447,11 @@ struct LinearHead {
   MutableLogitsView dhidden = {};  // [N,H] float or hidden's type
   MutableLogitsView dhead = {};    // [V,H] float or head's type, accumulated in float32
   MutableBiasView dbias = {};      // [V] float or bias's type, accumulated in float32
+  // A low-rank part, as of LoRA: logits = hidden head^T + hidden_r head_r^T + bias. R up to 512.
+  LogitsView hidden_r = {};          // [N,R]
+  LogitsView head_r = {};            // [V,R], any strides
+  MutableLogitsView dhidden_r = {};  // [N,R] float or hidden_r's type
+  MutableLogitsView dhead_r = {};    // [V,R] float or head_r's type, accumulated in float32
 
   // `args` with this head; its logits and dlogits stay absent.
   template <class Args>
@@ -458,6 +463,10 @@ struct LinearHead {
     c_args.dhidden = dhidden.c();
     c_args.dhead = dhead.c();
     c_args.dbias = dbias.c();
+    c_args.hidden_r = hidden_r.c();
+    c_args.head_r = head_r.c();
+    c_args.dhidden_r = dhidden_r.c();
+    c_args.dhead_r = dhead_r.c();
     return c_args;
   }
 };

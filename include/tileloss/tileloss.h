@@ -527,7 +527,7 @@ typedef struct tileloss_args {
   tileloss_matrix hidden;  // [N,H] float32, bfloat16, float16
   tileloss_matrix head;    // [V,H] float32, bfloat16, float16; any strides: one that lies as [H,V] has row_stride 1, col_stride V
   tileloss_vector bias;    // [V] float32, bfloat16, float16; default none
-  tileloss_matrix dhidden;  // [N,H] float32, bfloat16, float16; out: float32 or hidden's dtype; any subset of the three gradients
+  tileloss_matrix dhidden;  // [N,H] float32, bfloat16, float16; out: float32 or hidden's dtype; any subset of the gradients
   // [V,H] float32, bfloat16, float16; out: float32 or head's dtype, accumulated in float32; any strides; scratch until it is
   // stored
   tileloss_matrix dhead;
@@ -575,6 +575,15 @@ typedef struct tileloss_args {
   // A label of ignore_index is an empty slot, whose logp is 0; the row is ignored if all its slots are empty. A label that a row
   // has twice counts twice. The state's label_logit is that of the row's likeliest label.
   int64_t labels_per_row;  // K, up to 1024; 0: 1
+
+  // A low-rank part of the head, as of LoRA: logits = hidden head^T + hidden_r head_r^T + bias, one sum over H + R in which
+  // nothing of [V,H] is copied. Both or neither; R up to 512. The products see them as they see hidden and head;
+  // options.linear.accumulate is for dhead_r too.
+  tileloss_matrix hidden_r;   // [N,R] float32, bfloat16, float16; default none; any strides, as hidden
+  tileloss_matrix head_r;     // [V,R] float32, bfloat16, float16; default none; any strides, as head
+  tileloss_matrix dhidden_r;  // [N,R] float32, bfloat16, float16; out: float32 or hidden_r's dtype
+  // [V,R] float32, bfloat16, float16; out: float32 or head_r's dtype, accumulated in float32; any strides
+  tileloss_matrix dhead_r;
   // end of generated
 } tileloss_args;
 

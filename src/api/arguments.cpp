@@ -45,7 +45,9 @@ std::int64_t wanted_size(const Problem& p, const TensorSlot& slot, const tilelos
     case Shape::kTeacherHidden:
     case Shape::kTeacherHead:
     case Shape::kTeacherColumns:
-    case Shape::kWords: break;
+    case Shape::kWords:
+    case Shape::kHiddenR:
+    case Shape::kHeadR: break;
   }
   return v.size;
 }

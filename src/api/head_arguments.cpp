@@ -1,4 +1,5 @@
 // The matrices of the functions fused with the LM head.
+#include <algorithm>
 #include <string>
 
 #include "api/arguments.h"
@@ -21,6 +22,29 @@ Status check_like(const Problem& p, const char* name, const tileloss_matrix& gra
   return {};
 }
 
+Status check_low_rank(const Problem& p) {
+  constexpr std::int64_t kMost = 512;
+  const tileloss_args& a = p.args;
+  const tileloss_matrix &hidden = a.hidden_r, &head = a.head_r;
+  if (!present(hidden) && !present(head)) {
+    if (present(a.dhidden_r)) return expected("dhidden_r", "none without hidden_r and head_r", "a tensor");
+    if (present(a.dhead_r)) return expected("dhead_r", "none without hidden_r and head_r", "a tensor");
+    return {};
+  }
+  if (!present(hidden)) return expected("hidden_r", "a matrix [N,R], as head_r is given", "none");
+  if (!present(head)) return expected("head_r", "a matrix [V,R], as hidden_r is given", "none");
+  if (Status s = check_matrix(p, "hidden_r", hidden, Layout::kAnyStrides); !s.ok()) return s;
+  if (Status s = check_matrix(p, "head_r", head, Layout::kAnyStrides); !s.ok()) return s;
+  if (hidden.rows != a.hidden.rows)
+    return expected("hidden_r.rows", "hidden's, " + to_string(a.hidden.rows), to_string(hidden.rows));
+  if (head.rows != a.head.rows) return expected("head_r.rows", "head's, " + to_string(a.head.rows), to_string(head.rows));
+  if (hidden.cols < 1 || hidden.cols > kMost)
+    return expected("hidden_r.cols", "1 to " + to_string(kMost), to_string(hidden.cols));
+  if (head.cols != hidden.cols) return expected("head_r.cols", "hidden_r's, " + to_string(hidden.cols), to_string(head.cols));
+  if (Status s = check_like(p, "dhidden_r", a.dhidden_r, "hidden_r", hidden); !s.ok()) return s;
+  return check_like(p, "dhead_r", a.dhead_r, "head_r", head);
+}
+
 }  // namespace
 
 Status resolve_head(Problem& p) {
@@ -28,7 +52,9 @@ Status resolve_head(Problem& p) {
   if (present(a.logits)) return expected("logits", "none: " + p.loss->name + " makes them of hidden and head", "a matrix");
   if (present(a.dlogits)) return expected("dlogits", "none: " + p.loss->name + " never holds them", "a matrix");
   const std::pair<const char*, bool> gradients[] = {
-      {"dhidden", present(a.dhidden)}, {"dhead", present(a.dhead)}, {"dbias", present(a.dbias)}};
+      {"dhidden", present(a.dhidden)},     {"dhead", present(a.dhead)},     {"dbias", present(a.dbias)},
+      {"dhidden_r", present(a.dhidden_r)}, {"dhead_r", present(a.dhead_r)},
+  };
   const bool is_backward = p.pass == TILELOSS_BACKWARD || p.pass == TILELOSS_VALUE_AND_GRAD;
   for (const auto& [name, is_present] : gradients) {
     if (is_present && !is_backward) return expected(name, "none in this pass", "a tensor");
@@ -42,12 +68,13 @@ Status resolve_head(Problem& p) {
   if (a.head.cols != a.hidden.cols) return expected("head.cols", "hidden's, " + to_string(a.hidden.cols), to_string(a.head.cols));
   if (Status s = check_like(p, "dhidden", a.dhidden, "hidden", a.hidden); !s.ok()) return s;
   if (Status s = check_like(p, "dhead", a.dhead, "head", a.head); !s.ok()) return s;
+  if (Status s = check_low_rank(p); !s.ok()) return s;
   if (present(a.dbias) && a.dbias.dtype != TILELOSS_FLOAT32 && a.dbias.dtype != a.bias.dtype) {
     return expected("dbias.dtype",
                     present(a.bias) ? std::string("float32 or bias's, ") + dtype_name(a.bias.dtype) : "float32 without a bias",
                     dtype_name(a.dbias.dtype));
   }
-  if (is_backward && !gradients[0].second && !gradients[1].second && !gradients[2].second)
+  if (is_backward && std::ranges::none_of(gradients, [](const auto& gradient) { return gradient.second; }))
     return expected("dhidden", "it, dhead or dbias in a backward", "none of them");
   p.rows = a.hidden.rows;
   p.total_columns = a.head.rows;

@@ -30,6 +30,10 @@ constexpr TensorSlot kSlots[] = {
     {"head", nullptr, &A::head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHead, kFromHidden, kWithVocabulary, true, 0},
     {"dhidden", nullptr, &A::dhidden, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHidden, kFromHidden, kWithGradient, false, 0},
     {"dhead", nullptr, &A::dhead, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHead, kFromHidden, kWithGradient, false, 0},
+    {"hidden_r", nullptr, &A::hidden_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHiddenR, kFromHidden, kWithVocabulary, false, 0},
+    {"head_r", nullptr, &A::head_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHeadR, kFromHidden, kWithVocabulary, false, 0},
+    {"dhidden_r", nullptr, &A::dhidden_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHiddenR, kFromHidden, kWithGradient, false, 0},
+    {"dhead_r", nullptr, &A::dhead_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHeadR, kFromHidden, kWithGradient, false, 0},
     {"labels", &A::labels, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kRows, 0, kAll, true, 0},
     {"token_weights", &A::token_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kTokenWeights, kAll, false, 0},
     {"class_weights", &A::class_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kClasses, kClassWeights, kAll, false, 0},
@@ -102,6 +106,8 @@ const char* letters(Shape shape) {
     case Shape::kTeacherHead: return "V,G";
     case Shape::kTeacherColumns: return "N,K";
     case Shape::kWords: return "N,W";
+    case Shape::kHiddenR: return "N,R";
+    case Shape::kHeadR: return "V,R";
   }
   return "";
 }

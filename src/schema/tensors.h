@@ -52,7 +52,9 @@ enum class Shape {
   kTeacherHidden,
   kTeacherHead,
   kTeacherColumns,
-  kWords
+  kWords,
+  kHiddenR,  // of a head's low-rank part
+  kHeadR
 };
 
 struct TensorSlot {

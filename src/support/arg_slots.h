@@ -70,7 +70,7 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
                     use_of(slot),
                     slot.is_output(),
                     is_transposed};
-    view.is_added_to = adds && slot.is_output() && slot.shape == impl::Shape::kHead;
+    view.is_added_to = adds && slot.is_output() && (slot.shape == impl::Shape::kHead || slot.shape == impl::Shape::kHeadR);
     if (is_transposed) std::swap(view.rows, view.cols);
     if (group_stride != nullptr) {
       view.may_be_grouped = true;

@@ -48,6 +48,18 @@ struct LinearCall {
     given.dhead = view(dhead, vocab, width);
     given.dbias = view(dbias);
   }
+  // The last columns of hidden and head become the low-rank part.
+  void cut_off(std::int64_t rank) {
+    using A = tileloss_args;
+    for (const auto& [own, part] : {std::pair{&A::hidden, &A::hidden_r}, std::pair{&A::head, &A::head_r},
+                                    std::pair{&A::dhidden, &A::dhidden_r}, std::pair{&A::dhead, &A::dhead_r}}) {
+      if (rank == 0) continue;
+      (given.*own).cols -= rank;
+      given.*part = given.*own;
+      (given.*part).cols = rank;
+      (given.*part).data = static_cast<float*>((given.*own).data) + (given.*own).cols;
+    }
+  }
   tileloss_args& args() { return given; }
   const void* given_options() const { return &options; }
   tileloss_status plan(tileloss_plan* out) {
@@ -64,6 +76,13 @@ TEST(LinearValidation, TensorsAndShapes) {
   const auto set = [](auto view, auto member, auto value) { return [=](LinearCall& c) { (c.given.*view).*member = value; }; };
   using A = tileloss_args;
   using M = tileloss_matrix;
+  const auto set_low_rank = [](auto view, auto member, auto value) {
+    return [=](LinearCall& c) {
+      c.given.hidden_r = c.given.hidden;
+      c.given.head_r = c.given.head;
+      (c.given.*view).*member = value;
+    };
+  };
   expect_refusals(
       {{"hidden", "a float32, bfloat16 or float16 matrix [N,H]", "none", [](LinearCall& c) { c.given.hidden = {}; }},
        {"head", "a float32, bfloat16 or float16 matrix [V,H]", "none", [](LinearCall& c) { c.given.head = {}; }},
@@ -88,6 +107,18 @@ TEST(LinearValidation, TensorsAndShapes) {
           c.given.bias = {};
           c.given.dbias.dtype = TILELOSS_BFLOAT16;
         }},
+       {"hidden_r", "a matrix [N,R], as head_r is given", "none", [](LinearCall& c) { c.given.head_r = c.given.head; }},
+       {"head_r", "a matrix [V,R], as hidden_r is given", "none", [](LinearCall& c) { c.given.hidden_r = c.given.hidden; }},
+       {"hidden_r.rows", "hidden's, 5", "4", set_low_rank(&A::hidden_r, &M::rows, 4)},
+       {"head_r.rows", "head's, 11", "10", set_low_rank(&A::head_r, &M::rows, 10)},
+       {"hidden_r.cols", "1 to 512", "513",
+        [](LinearCall& c) {
+          c.given.hidden_r = tileloss_make_matrix(c.hidden.data(), TILELOSS_FLOAT32, 5, 513, 513);
+          c.given.head_r = tileloss_make_matrix(c.head.data(), TILELOSS_FLOAT32, 11, 513, 513);
+        }},
+       {"head_r.cols", "hidden_r's, 4", "3", set_low_rank(&A::head_r, &M::cols, 3)},
+       {"dhidden_r", "none without hidden_r and head_r", "a tensor", [](LinearCall& c) { c.given.dhidden_r = c.given.dhidden; }},
+       {"dhead_r", "none without hidden_r and head_r", "a tensor", [](LinearCall& c) { c.given.dhead_r = c.given.dhead; }},
        {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.given.dbias.stride = 0; }},
        {"dhidden", "it, dhead or dbias in a backward", "none of them",
         [](LinearCall& c) {
@@ -142,10 +173,11 @@ TEST(LinearValidation, TheLogitsFunctionsTakeNoHead) {
 
 // ---------------------------------------------------------------------------------------------------------------- bits
 
-TEST(LinearDeterminism, ThreadsChangeNoBit) {
+void check_threads(std::int64_t rank) {
   for (const tileloss_dtype compute : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
     for (const tileloss_schedule schedule : kSchedules) {
       LinearCall call(150, 1500, 40);
+      call.cut_off(rank);
       call.options.linear.compute_dtype = compute;
       call.hints.cpu.schedule = schedule;
       call.hints.cpu.row_block = 56;
@@ -155,6 +187,30 @@ TEST(LinearDeterminism, ThreadsChangeNoBit) {
         ASSERT_TRUE(call.run());
         if (expected.empty()) expected = call.outputs();
         ASSERT_TRUE(same_bits(call.outputs(), expected)) << threads << " threads, schedule " << schedule;
+      }
+    }
+  }
+}
+
+TEST(LinearDeterminism, ThreadsChangeNoBit) { check_threads(0); }
+TEST(LinearLowRank, ThreadsChangeNoBit) { check_threads(7); }
+
+// A part's gradients have the bits that they have beside the other's.
+TEST(LinearLowRank, AFrozenHeadChangesNoBit) {
+  for (const tileloss_dtype compute : {TILELOSS_FLOAT32, TILELOSS_BFLOAT16}) {
+    LinearCall all(150, 1500, 40), frozen(150, 1500, 40);
+    for (LinearCall* call : {&all, &frozen}) {
+      call->cut_off(7);
+      call->options.linear.compute_dtype = compute;
+      call->hints.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    }
+    frozen.given.dhead = {};
+    ASSERT_TRUE(all.run());
+    ASSERT_TRUE(frozen.run());
+    EXPECT_EQ(frozen.dhidden, all.dhidden);
+    for (std::size_t n = 0; n < all.dhead.size(); ++n) {
+      if (n % 40 >= 33) {
+        ASSERT_EQ(frozen.dhead[n], all.dhead[n]) << n;
       }
     }
   }

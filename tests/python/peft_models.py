@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 def with_lora(model: PreTrainedModel, **options: Any) -> Any:
     """peft's model around it, with adapters in the attention that do more than nothing."""
-    options = {"target_modules": ["q_proj", "v_proj"]} | options
-    adapted = get_peft_model(model, LoraConfig(r=2, lora_dropout=0.0, **options))
+    options = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0} | options
+    adapted = get_peft_model(model, LoraConfig(r=2, **options))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, 0, 0.1, generator=torch.Generator().manual_seed(4))

@@ -1,4 +1,4 @@
-"""Patched models that peft adapts: with the head trained whole as unpatched, with an adapter in the head refused."""
+"""Patched models that peft adapts: with the head trained whole as unpatched, with LoRA on the head too."""
 
 from __future__ import annotations
 
@@ -81,15 +81,66 @@ def test_smoothed_labels_with_a_head_in_modules_to_save() -> None:
     torch.testing.assert_close(losses[0], losses[1], rtol=TOLERANCE, atol=0)
 
 
-def test_an_adapter_in_the_head_is_refused_with_what_to_do() -> None:
-    message = (
-        r"LlamaForCausalLM\.lm_head: expected a plain torch\.nn\.Linear .* got peft\.tuners\.lora\.layer\.Linear, an adapter of "
-        r"peft, .* leave the head out of target_modules, or train it whole by modules_to_save"
+IN_HEAD = ["q_proj", "lm_head"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi", "gemma2"])  # bias, tied with soft-cap
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_lora_on_the_head_is_trained_as_unpatched(kind: str, when: str, dropout: float) -> None:
+    def adapted(model: Any) -> Any:
+        return with_lora(model, target_modules=IN_HEAD, lora_dropout=dropout)
+
+    unpatched = adapted(build(kind)).train()
+    patched = (
+        adapted(patch(build(kind))) if when == "before" else patched_inside(adapted(build(kind)))
     )
-    targets = ["q_proj", "lm_head"]
-    with pytest.raises(ValueError, match=message):
-        patched_inside(with_lora(build("llama"), target_modules=targets))
-    adapted = with_lora(patch(build("llama")), target_modules=targets)
+    calls = HeadCalls(patched.get_base_model())
+    found = []
+    for model in (unpatched, patched.train()):
+        torch.manual_seed(3)
+        found.append(backward(model, batch()))
+    assert found[1].logits is None and calls.count == 0
+    torch.testing.assert_close(found[1].loss, found[0].loss, rtol=TOLERANCE, atol=0)
+    check_gradients(unpatched, patched, TOLERANCE)
+    head = patched.get_base_model().lm_head
+    assert head.base_layer.weight.grad is None
+    assert head.lora_A["default"].weight.grad.abs().max() > 0
+    assert head.lora_B["default"].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("which", ["disabled", "merged", "both", "the second"])
+def test_lora_on_the_head_is_that_of_the_active_adapters(which: str) -> None:
+    losses, inputs = [], batch()
+    for prepare in (lambda model: model, patch):
+        adapted = with_lora(prepare(build("llama")), target_modules=IN_HEAD)
+        config = copy.deepcopy(adapted.peft_config["default"])
+        config.r = 3
+        adapted.add_adapter("second", config)
+        torch.nn.init.normal_(
+            adapted.get_base_model().lm_head.lora_B["second"].weight,
+            generator=torch.Generator().manual_seed(5),
+        )
+        torch.nn.init.normal_(
+            adapted.get_base_model().lm_head.lora_A["second"].weight,
+            generator=torch.Generator().manual_seed(6),
+        )
+        if which == "merged":
+            adapted.merge_adapter()
+        elif which != "disabled":
+            adapted.base_model.set_adapter(["default", "second"] if which == "both" else "second")
+        off = adapted.disable_adapter() if which == "disabled" else contextlib.nullcontext()
+        with off:
+            losses.append(adapted(**inputs).loss)
+    torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=0)
+
+
+def test_a_variant_of_lora_in_the_head_is_refused_with_what_to_do() -> None:
+    message = (
+        r"LlamaForCausalLM\.lm_head: expected plain LoRA on the LM head, got a variant .* in adapter 'default': leave the head "
+        r"out of target_modules, or train it whole by modules_to_save"
+    )
+    adapted = with_lora(patch(build("llama")), target_modules=IN_HEAD, use_dora=True)
     with pytest.raises(ValueError, match=message):
         adapted(**batch())
     unpatch(adapted.get_base_model())

@@ -97,8 +97,8 @@ LinearCase::LinearCase(const LinearCaseSpec& spec)
       norms_(operands_) {
   tileloss_args& args = row_.args();
   args.logits = {};
-  args.hidden = hidden_.abi();
-  args.head = head_.abi();
+  hand_over(hidden_, args.hidden, args.hidden_r);
+  hand_over(head_, args.head, args.head_r);
   if (spec.bias) args.bias = tileloss_make_vector(bias_.view().data, abi_dtype(spec.bias_format), spec.row.vocab);
   make_gradients();
 }
@@ -133,18 +133,28 @@ void LinearCase::point_at_labels() {
   }
 }
 
+void LinearCase::hand_over(const GuardedMatrix& matrix, tileloss_matrix& own, tileloss_matrix& low_rank) const {
+  own = matrix.abi();
+  if (spec_.rank == 0) return;
+  low_rank = own;
+  own.cols -= spec_.rank;
+  low_rank.cols = spec_.rank;
+  const auto bytes = static_cast<std::int64_t>(oracle::format_info(matrix.view().format).bytes);
+  low_rank.data = static_cast<char*>(low_rank.data) + own.cols * own.col_stride * bytes;
+}
+
 void LinearCase::make_gradients() {
   const LogitsCaseSpec& row = spec_.row;
   tileloss_args& args = row_.args();
   if (spec_.dhidden) {
     const NumberFormat format = spec_.float32_dhidden ? NumberFormat::kFloat32 : spec_.format;
     dhidden_ = GuardedMatrix(row.rows, spec_.hidden, format, spec_.hidden_layout, row.flush, row.misalignment);
-    args.dhidden = dhidden_.abi();
+    hand_over(dhidden_, args.dhidden, args.dhidden_r);
   }
   if (spec_.dhead) {
     const NumberFormat format = spec_.float32_dhead ? NumberFormat::kFloat32 : spec_.head_format;
     dhead_ = GuardedMatrix(row.vocab, spec_.hidden, format, spec_.head_layout, row.flush, row.misalignment);
-    args.dhead = dhead_.abi();
+    hand_over(dhead_, args.dhead, args.dhead_r);
   }
   if (spec_.dbias) {
     const NumberFormat format = spec_.float32_dbias ? NumberFormat::kFloat32 : spec_.bias_format;

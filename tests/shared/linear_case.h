@@ -26,6 +26,7 @@ enum class MatrixLayout { kRows, kTransposed, kGaps };
 struct LinearCaseSpec {
   LogitsCaseSpec row;  // rows, vocab, valid_vocab, labels, weights, upstream gradients, outputs by row; its logits are not used
   std::int64_t hidden = 16;
+  std::int64_t rank = 0;  // so many of hidden's last columns, and the head's, are handed over as the low-rank part
   oracle::NumberFormat format = oracle::NumberFormat::kBfloat16;  // of hidden, and of dhidden if that is not float32
   oracle::NumberFormat head_format = oracle::NumberFormat::kBfloat16;
   tileloss_dtype compute_dtype = TILELOSS_NONE;
@@ -101,6 +102,7 @@ class LinearCase {
   static LogitsCaseSpec without_logits(LogitsCaseSpec spec);
   void fill_operands();
   void point_at_labels();
+  void hand_over(const GuardedMatrix& matrix, tileloss_matrix& own, tileloss_matrix& low_rank) const;
   void make_gradients();
   void prefill();
 

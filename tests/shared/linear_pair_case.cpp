@@ -17,6 +17,7 @@ LinearCaseSpec teacher_spec(const LinearPairSpec& spec) {
                  .row_outputs = false,
                  .dlogits = false};
   teacher.hidden = spec.teacher_hidden;
+  teacher.rank = 0;
   teacher.hidden_layout = teacher.head_layout = spec.teacher_layout;
   teacher.logit_std = spec.teacher_logit_std;
   teacher.label_logit = 0;

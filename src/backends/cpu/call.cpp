@@ -237,8 +237,10 @@ class CpuCall final : public Call {
     const auto set = [](Operand& to, const auto& from) {
       if (present(from)) to = operand(from);
     };
-    set(job.hidden, a.hidden);
-    set(job.head, a.head);
+    set(job.own.hidden, a.hidden);
+    set(job.own.head, a.head);
+    set(job.low_rank.hidden, a.hidden_r);
+    set(job.low_rank.head, a.head_r);
     set(job.bias, a.bias);
     set(job.teacher_hidden, a.teacher_hidden);
     set(job.teacher_head, a.teacher_head);
@@ -252,8 +254,10 @@ class CpuCall final : public Call {
     job.sweeps_forward = (stages & kForward) != 0;
     job.wants_gradients = (stages & kBackward) != 0;
     job.is_packed = p_.needs_forward && !job.sweeps_forward;
-    job.dhidden = output(a.dhidden);
-    job.dhead = output(a.dhead);
+    job.own.dhidden = output(a.dhidden);
+    job.own.dhead = output(a.dhead);
+    job.low_rank.dhidden = output(a.dhidden_r);
+    job.low_rank.dhead = output(a.dhead_r);
     job.dbias = output(a.dbias);
     job.accumulate = p_.linear.accumulate != 0;
     job.workspace = workspace_ + layout_.scratch;

@@ -157,7 +157,7 @@ class CopiedCall final : public Call {
       layout.group_rows = groups.rows;
       layout.group_stride = group_stride;
     }
-    const bool is_head = slot.shape == Shape::kHead || slot.shape == Shape::kTeacherHead;
+    const bool is_head = slot.shape == Shape::kHead || slot.shape == Shape::kTeacherHead || slot.shape == Shape::kHeadR;
     if (is_head && m.col_stride != 1) layout = {m.cols, m.col_stride, m.rows, m.row_stride, layout.element};
     m.data = on_device(m.data, layout, slot.is_output(), !is_head && !slot.is_output());
   }

@@ -49,16 +49,20 @@ TEST(Matmul, PacksABlockPartByPart) {
     for (const Layout layout : kLayouts) {
       for (const Compute compute : kComputes) {
         const Matrix x({.format = format, .layout = layout, .seed = 4}, kRows, kDepth);
-        const tools::GuardBuffer expected = pack(Side::kRight, x, compute);
-        const tools::GuardBuffer got(expected.bytes(), Flush::kRight);
-        const std::int64_t words = t.words(kDepth, compute);
-        for (const std::int64_t k : {0, 64, 128}) {
-          t.pack_b_part(x.operand(), 0, kRows, k, std::min<std::int64_t>(64, kDepth - k), compute,
-                        got.as<float>() + t.words(k, compute) * t.b_panel, words);
+        for (const Side side : {Side::kLeft, Side::kRight}) {
+          const std::int64_t panel = side == Side::kLeft ? t.a_panel : t.b_panel;
+          const tools::GuardBuffer expected = pack(side, x, compute);
+          const tools::GuardBuffer got(expected.bytes(), Flush::kRight);
+          const std::int64_t words = t.words(kDepth, compute);
+          for (const std::int64_t k : {0, 64, 128}) {
+            (side == Side::kLeft ? t.pack_a_part : t.pack_b_part)(x.operand(), 0, kRows, k,
+                                                                  std::min<std::int64_t>(64, kDepth - k), compute,
+                                                                  got.as<float>(), t.words(k, compute), words);
+          }
+          const std::int64_t floats = (kRows + panel - 1) / panel * panel * words;
+          ASSERT_EQ(std::memcmp(expected.data(), got.data(), static_cast<std::size_t>(floats) * sizeof(float)), 0)
+              << oracle::format_info(format).name << " layout " << static_cast<int>(layout);
         }
-        const std::int64_t floats = (kRows + t.b_panel - 1) / t.b_panel * t.b_panel * words;
-        ASSERT_EQ(std::memcmp(expected.data(), got.data(), static_cast<std::size_t>(floats) * sizeof(float)), 0)
-            << oracle::format_info(format).name << " layout " << static_cast<int>(layout);
       }
     }
   }

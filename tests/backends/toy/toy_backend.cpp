@@ -116,6 +116,7 @@ class ToyDevice {
 
 Status ToyBackend::plan(const Problem& problem, const tileloss_plan_options& /*hints*/, const tileloss_executor* /*executor*/,
                         tileloss_plan* plan) const {
+  if (impl::present(problem.args.hidden_r)) return {TILELOSS_UNSUPPORTED, "hidden_r: expected none on the toy, got a matrix"};
   if (problem.has_several_labels())
     return {TILELOSS_UNSUPPORTED,
             "labels_per_row: expected 0 or 1 on the toy, got " + std::to_string(problem.args.labels_per_row)};

@@ -29,9 +29,9 @@ from tileloss._core.structs import (
 # matrices that it takes, their bias and the labels.
 INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
 OPERAND = -1
-_OPERANDS = ("labels", "bias", "teacher_bias")
+_OPERANDS = ("labels", "bias", "teacher_bias", "hidden_r", "head_r")
 # The operands of the side that learns, from logits and fused with the LM head; the others, but the labels, are of the target.
-MATRICES = {False: ("logits",), True: ("hidden", "head", "bias")}
+MATRICES = {False: ("logits",), True: ("hidden", "head", "bias", "hidden_r", "head_r")}
 # What an input becomes of a type that its slot does not take: the first of these that it does.
 _PREFERENCE = (UINT8, FLOAT32, BFLOAT16, FLOAT16, INT64, INT32)
 

@@ -8,6 +8,7 @@
 | transformers (`tp_plan`) | each rank has some rows of the weight, a DTensor | left out: the loss is cut over the ranks |
 | peft (`modules_to_save`) | a wrapper with a copy for each adapter | the active copy |
 | peft (`trainable_token_indices`) | some rows of the weight are replaced | the weight with those rows |
+| peft (LoRA on the head) | a product of two thin weights is added | as a low-rank part of the head |
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def inner_of(module: Any) -> Any:
         return module.module
     if isinstance(module, _peft("utils.other", "TrainableTokensWrapper")):
         return module.token_adapter
-    if isinstance(module, _tokens_layer()):
+    if isinstance(module, _tokens_layer()) or type(module) in _lora_linear():
         return module.base_layer
     if not isinstance(module, _peft("utils.other", "ModulesToSaveWrapper")):
         return None
@@ -168,6 +169,36 @@ def with_trained_tokens(module: torch.nn.Module, weight: Any, bias: Any) -> Any:
     return module.get_merged_weights(active)
 
 
+def low_rank_of(place: str, module: Any, hidden: torch.Tensor) -> Any:
+    """What LoRA adds to the head's product, as ``low_rank`` of the loss: the hidden states through the active adapters' first
+    weights, dropped out and scaled as they do it, and their second weights, side by side. None: nothing.
+
+    Raises ValueError for adapters that add another thing than a product of two weights.
+    """
+    if type(module) not in _lora_linear():
+        return None
+    if module.disable_adapters and module.merged:
+        module.unmerge()
+    if module.disable_adapters or module.merged:
+        return None
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name in active:
+        first, second = module.lora_A[name], module.lora_B[name]
+        if name in module.lora_variant or second.bias is not None:
+            raise ValueError(
+                f"{place}: expected plain LoRA on the LM head, got a variant (DoRA, for instance) or a bias in adapter {name!r}: "
+                "leave the head out of target_modules, or train it whole by modules_to_save=[...] in place of that"
+            )
+        given = module._cast_input_dtype(hidden, first.weight.dtype)
+        parts.append(
+            (first(module.lora_dropout[name](given)) * module.scaling[name], second.weight)
+        )
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return torch.cat([x for x, _ in parts], dim=-1), torch.cat([b for _, b in parts], dim=-1)
+
+
 def is_of_zero3(weight: Any) -> bool:
     """Whether it is a parameter of DeepSpeed's ZeRO-3, which cuts it up again after each module's forward."""
     return hasattr(weight, "ds_id") or hasattr(weight, "ds_shape")
@@ -202,6 +233,10 @@ def refuse_meta(place: str, weight: Any, hidden: torch.Tensor) -> None:
 
 def _tokens_layer() -> tuple[Any, ...]:
     return _peft("tuners.trainable_tokens.layer", "TrainableTokensLayer")
+
+
+def _lora_linear() -> tuple[Any, ...]:
+    return _peft("tuners.lora.layer", "Linear")
 
 
 def _peft(module: str, name: str) -> tuple[Any, ...]:

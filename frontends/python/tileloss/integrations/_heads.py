@@ -31,6 +31,7 @@ class Matrices(NamedTuple):
     place: str  # the Linear's path, for messages
     weight: Any
     bias: Any
+    low_rank: Any  # what LoRA adds, or None
     is_cut: bool  # over the ranks of transformers' tensor parallelism
 
     def main_grad(self) -> torch.Tensor | None:
@@ -50,17 +51,30 @@ class Matrices(NamedTuple):
 
     def cross_entropy(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
         loss: torch.Tensor = self._functions().linear_cross_entropy(
-            hidden, self.weight, labels, linear_bias=self.bias, **how
+            hidden, self.weight, labels, linear_bias=self.bias, **self._of_low_rank(), **how
         )
         return loss
 
     def correct(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:
         """Whether each label is the likeliest token."""
         rows = self._functions().linear_logprobs(
-            hidden, self.weight, labels, linear_bias=self.bias, outputs=("correct",), **how
+            hidden,
+            self.weight,
+            labels,
+            linear_bias=self.bias,
+            outputs=("correct",),
+            **self._of_low_rank(),
+            **how,
         )
         correct: torch.Tensor = rows.correct
         return correct
+
+    def _of_low_rank(self) -> dict[str, Any]:
+        if self.low_rank is not None and self.is_cut:
+            raise ValueError(
+                f"{self.place}: expected no LoRA on an LM head that tensor parallelism cuts, got an active adapter"
+            )
+        return {} if self.low_rank is None else {"low_rank": self.low_rank}
 
     def _functions(self) -> Any:
         if not self.is_cut:
@@ -103,9 +117,11 @@ class HeadPlan:
         weight, place = linear.weight, f"{type(model).__name__}.{self.linear_path}"
         _head_wrappers.refuse_meta(place, weight, hidden)
         _head_wrappers.refuse_fsdp1(place, weight)
+        low_rank = None
         for module, _ in steps:
             weight = _head_wrappers.with_trained_tokens(module, weight, linear.bias)
-        return Matrices(place, weight, linear.bias, _head_wrappers.is_cut(linear))
+            low_rank = low_rank or _head_wrappers.low_rank_of(place, module, hidden)
+        return Matrices(place, weight, linear.bias, low_rank, _head_wrappers.is_cut(linear))
 
     def parameters(self, model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
         """The Linear's, and those of what is wrapped around it alone."""

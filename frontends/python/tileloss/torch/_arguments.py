@@ -14,9 +14,9 @@ from tileloss._core import functions
 from tileloss._core.functions import FUNCTIONS, Function
 from tileloss._core.slots import ARGUMENTS, SLOTS
 from tileloss._core.structs import INT64, Scalar
-from tileloss._core.views import WORD, lies_apart, words_of
-from tileloss.torch._call import ARGUMENT_NAMES, DTYPES, has_several_labels, rows_of_labels
-from tileloss.torch._dtensor import is_dtensor, local_rows, unwrapped, whole_parameter
+from tileloss._core.views import WORD, words_of
+from tileloss.torch._call import ARGUMENT_NAMES, has_several_labels, rows_of_labels
+from tileloss.torch._dtensor import local_rows, whole_parameter
 
 Value = float | int | bool | str | Tensor | None
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +38,7 @@ def plain(name: str, tensor: Any, of_dtensor: Callable[[str, Any], Any] = local_
 class Student(NamedTuple):
     """What gradients are of: logits [..., V], or hidden states [..., H] and the LM head that makes the logits of them."""
 
-    matrices: tuple[Tensor | None, ...]  # logits; or hidden, head and bias
+    matrices: tuple[Tensor | None, ...]  # logits; or hidden, head, bias and a low-rank part's two
     first: Tensor  # of these
     vocab: int
     head_options: tuple[int, ...] = ()  # compute_dtype and workspace_bytes
@@ -68,104 +68,8 @@ def checked_logits(input: Tensor, least_columns: int = 1) -> Student:
     logits = plain("input", input)
     check_float("input", logits)
     refuse_transforms(logits)
-    _check_last_dimension(logits, least_columns)
+    check_last_dimension(logits, least_columns)
     return Student((logits,), logits, logits.shape[-1])
-
-
-def checked_head(
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    compute_dtype: torch.dtype | None,
-    workspace_bytes: int | None,
-    linear_weight_grad: Tensor | None = None,
-) -> Student:
-    hidden = plain("input", input)
-    head = plain("linear_weight", linear_weight, whole_parameter)
-    bias = plain("linear_bias", linear_bias, whole_parameter)
-    check_float("input", hidden)
-    check_float("linear_weight", head, hidden.device)
-    _check_last_dimension(hidden)
-    sizes = {"H": hidden.shape[-1]}
-    _check_shape("head", head, (), sizes)
-    if bias is not None:
-        check_float("linear_bias", bias, hidden.device)
-        _check_shape("bias", bias, (), sizes)
-    refuse_transforms(hidden, head, bias)
-    if workspace_bytes is not None:
-        if not isinstance(workspace_bytes, int):
-            raise TypeError(f"workspace_bytes: expected an integer >= 1, got {workspace_bytes!r}")
-        if not 1 <= workspace_bytes < 2**63:
-            raise ValueError(f"workspace_bytes: expected >= 1, got {workspace_bytes}")
-    dtype = compute_dtype if compute_dtype is not None else autocast_dtype(hidden.device.type)
-    if compute_dtype is None and dtype == torch.float16:
-        # float16 autocast: the products know bfloat16 and float32, and float32 loses nothing.
-        dtype = torch.float32
-    if dtype is not None and dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"compute_dtype: expected torch.float32 or torch.bfloat16, got {compute_dtype}"
-        )
-    code = 0 if dtype is None else DTYPES[dtype]
-    if linear_weight_grad is not None:
-        _check_head_grad(linear_weight_grad, head)
-    return Student(
-        (hidden, head, bias),
-        hidden,
-        head.shape[0],
-        (code, workspace_bytes or 0),
-        linear_weight_grad is not None and torch.is_grad_enabled(),
-    )
-
-
-def _check_head_grad(head_grad: Any, head: Tensor) -> None:
-    name = "linear_weight_grad"
-    if not isinstance(head_grad, Tensor):
-        raise TypeError(f"{name}: expected a Tensor, got {type(head_grad).__name__}")
-    if is_dtensor(head_grad) or unwrapped(name, head_grad) is not head_grad:
-        raise TypeError(f"{name}: expected a plain tensor, got {type(head_grad).__name__}")
-    if head_grad.dtype != torch.float32:
-        raise TypeError(f"{name}: expected float32, got {head_grad.dtype}")
-    check_device(name, head_grad, head.device)
-    if not has_shape(head_grad, head.shape):
-        raise ValueError(
-            f"{name}: expected linear_weight's shape {list(head.shape)}, got {list(head_grad.shape)}"
-        )
-    strides, is_negated = (
-        head_grad.stride(),
-        not torch.compiler.is_compiling() and head_grad.is_neg(),
-    )
-    if is_negated or not (head_grad.is_contiguous() or lies_apart(head_grad.shape, strides)):
-        raise ValueError(
-            f"{name}: expected elements that each have memory of their own, got strides {list(strides)}{', negated' * is_negated}"
-        )
-    if head_grad.requires_grad:
-        raise ValueError(f"{name}: expected a tensor without gradient, got one that requires it")
-    refuse_transforms(head_grad)
-    if torch.is_grad_enabled() and not head.requires_grad:
-        raise ValueError(
-            f"{name}: expected None, as linear_weight requires no gradient, got a tensor to add it to"
-        )
-
-
-def check_apart(head_grad: Tensor, matrices: Sequence[Tensor | None]) -> None:
-    """Raises where ``head_grad`` begins where one of the ``matrices`` does, which calls alike need not share. Other overlaps are
-    the library's to find, in the backward."""
-    if torch.compiler.is_compiling() or type(head_grad) is not Tensor or not head_grad.numel():
-        return
-    names = ("input", "linear_weight", "linear_bias")
-    for name, matrix in zip(names, matrices, strict=True):
-        if matrix is not None and matrix.data_ptr() == head_grad.data_ptr():
-            raise ValueError(
-                f"linear_weight_grad: expected memory apart from {name}'s, got the same"
-            )
-
-
-def refuse_with_head_grad(grad_in_forward: bool | None) -> None:
-    if grad_in_forward:
-        raise ValueError(
-            "grad_in_forward: expected None or False with linear_weight_grad, as only the backward knows the upstream "
-            "gradient by which what is added is multiplied, got True"
-        )
 
 
 # The side that learns as the caller gave it: its check, and what that takes, the matrices first. No class, as one is made a call.
@@ -250,7 +154,7 @@ def _checked_target(
         refuse_transforms(tensor)
     if slot == "teacher_logits" and tensor.dtype != student.first.dtype:
         raise TypeError(f"{name}: expected input's dtype {student.first.dtype}, got {tensor.dtype}")
-    _check_shape(slot, tensor, rows, sizes)
+    check_shape(slot, tensor, rows, sizes)
     tensor = tensor.detach()
     if slot == "target_probs" and tensor.dtype not in FLOATS:
         tensor = tensor.to(torch.float32)
@@ -265,7 +169,7 @@ _SHAPES = {
 }
 
 
-def _check_shape(slot: str, tensor: Tensor, rows: Sequence[int], sizes: dict[str, int]) -> None:
+def check_shape(slot: str, tensor: Tensor, rows: Sequence[int], sizes: dict[str, int]) -> None:
     """Against the slot's letters: N is ``rows``, others are in ``sizes``, which learns those that it does not know."""
     letters, found = SLOTS[slot].shape.split(","), list(tensor.shape)
     of_rows = letters[0] == "N"
@@ -431,7 +335,7 @@ def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None
         )
 
 
-def _check_last_dimension(input: Tensor, least: int = 1) -> None:
+def check_last_dimension(input: Tensor, least: int = 1) -> None:
     if input.dim() == 0:
         raise ValueError("input: expected at least one dimension, got a scalar")
     if input.shape[-1] < least:

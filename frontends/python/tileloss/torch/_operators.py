@@ -77,7 +77,7 @@ class Operators:
             if self.function.is_loss
             else tuple(f"{name}_grad" for name in DIFFERENTIABLE)
         )
-        self._define(optional=(*arguments.inputs, "bias", "teacher_bias"))
+        self._define(optional=(*arguments.inputs, "bias", "hidden_r", "head_r", "teacher_bias"))
 
     def _define(self, optional: Sequence[str]) -> None:
         if not self.has_state:

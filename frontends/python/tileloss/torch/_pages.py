@@ -22,7 +22,8 @@ from tileloss._core import pages as huge
 LARGE = 8 << 20  # bytes from which a gradient's memory is managed here
 # The last one of a kind that was freed. append and pop of a deque are atomic: any thread may free.
 _kept: dict[str, deque[mmap.mmap]] = {
-    kind: deque(maxlen=1) for kind in ("dlogits", "dhidden", "dhead", "dbias")
+    kind: deque(maxlen=1)
+    for kind in ("dlogits", "dhidden", "dhead", "dbias", "dhidden_r", "dhead_r")
 }
 
 

@@ -21,13 +21,11 @@ from tileloss.torch._arguments import (
     Unchecked,
     Value,
     autocast_dtype,
-    check_apart,
-    checked_head,
     checked_tensors,
     encode,
     is_per_row,
-    refuse_with_head_grad,
 )
+from tileloss.torch._head import check_apart, checked_head, refuse_with_head_grad
 from tileloss.torch._operators import (
     OPERATORS,
     Alike,

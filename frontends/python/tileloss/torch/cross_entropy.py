@@ -13,10 +13,10 @@ from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
     Value,
-    checked_head,
     checked_logits,
     is_probabilities,
 )
+from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch._results import results_of
 
@@ -170,6 +170,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     weight: Tensor | None = None,
     ignore_index: int | None = None,
     compute_dtype: torch.dtype | None = None,
@@ -202,6 +203,9 @@ def linear_cross_entropy(
             taken as it lies).
         target: labels, [...] int64, int32 or uint8; rows with ``ignore_index`` cost nothing. Or class probabilities, [..., V].
         linear_bias: [V].
+        low_rank: two tensors of float types, x [..., R] and B [V, R], R up to 512: x @ B.T is added to the logits, in one sum
+            with input's, and nothing of [V, H] is copied. LoRA on the head: ``low_rank=(scaling * (input @ A.T), B)``. Both
+            get their gradients. On the CPU alone.
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         ignore_index: None: -100.
         compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's
@@ -222,8 +226,8 @@ def linear_cross_entropy(
             multiplies it.
 
     The other arguments, the formula, the result and the errors: `cross_entropy`. Gradients have their tensors' dtypes and are
-    given for those of input, linear_weight and linear_bias that ask for them; linear_weight's is summed in float32 and rounded
-    once.
+    given for those of input, linear_weight, linear_bias and low_rank that ask for them; linear_weight's is summed in float32 and
+    rounded once.
     """
     given: dict[str, Value] = {
         # generated: values of cross_entropy
@@ -244,7 +248,9 @@ def linear_cross_entropy(
         "reduction": reduction,
         # end of generated
     }
-    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    head = operands(
+        linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
+    )
     return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward=grad_in_forward)
 
 
@@ -317,6 +323,7 @@ def linear_logprobs(
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     outputs: Iterable[str] = ("logp",),
     ignore_index: int | None = None,
     compute_dtype: torch.dtype | None = None,
@@ -347,5 +354,7 @@ def linear_logprobs(
         "ignore_index": ignore_index,
         # end of generated
     }
-    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    head = operands(
+        linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
+    )
     return _rows((checked_head, (input, *head)), given, outputs)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
-from tileloss.torch._arguments import Unchecked, Value, checked_head, checked_logits
+from tileloss.torch._arguments import Unchecked, Value, checked_logits
+from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 from tileloss.torch._results import results_of
 
@@ -156,6 +157,7 @@ def linear_distillation(
     target: Tensor | None = None,
     *,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     teacher_bias: Tensor | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
@@ -234,7 +236,9 @@ def linear_distillation(
         "scale_by_temperature_squared": scale_by_temperature_squared,
         # end of generated
     }
-    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    head = operands(
+        linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
+    )
     return loss_and_rows(
         "distillation",
         (checked_head, (input, *head)),

@@ -12,10 +12,10 @@ from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
     Value,
-    checked_head,
     checked_logits,
     may_have_shape,
 )
+from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import with_metrics
 from tileloss.torch._results import results_of
 
@@ -307,7 +307,7 @@ def policy_loss(
 @overload
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
-    return_metrics: Literal[False] = ..., compute_dtype: torch.dtype | None = ...,
+    low_rank: tuple[Tensor, Tensor] | None = ..., return_metrics: Literal[False] = ..., compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
@@ -329,7 +329,7 @@ def linear_policy_loss(
 @overload
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
-    return_metrics: Literal[True], compute_dtype: torch.dtype | None = ...,
+    low_rank: tuple[Tensor, Tensor] | None = ..., return_metrics: Literal[True], compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
     # generated: stubs of policy_loss
     mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
@@ -357,6 +357,7 @@ def linear_policy_loss(
     advantages: Tensor,
     *,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
@@ -468,7 +469,9 @@ def linear_policy_loss(
         "max_length": max_length,
         # end of generated
     }
-    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    head = operands(
+        linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
+    )
     return _policy_loss(
         (checked_head, (input, *head)),
         given,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
-from tileloss.torch._arguments import Value, checked_head, checked_logits
+from tileloss.torch._arguments import Value, checked_logits
+from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import DistillationRows
 from tileloss.torch.distillation import loss_and_rows
 
@@ -128,6 +129,7 @@ def linear_sparse_distillation(
     target: Tensor | None = None,
     *,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
@@ -181,7 +183,9 @@ def linear_sparse_distillation(
         "tail": tail,
         # end of generated
     }
-    head = linear_weight, linear_bias, compute_dtype, workspace_bytes, linear_weight_grad
+    head = operands(
+        linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
+    )
     return loss_and_rows(
         "sparse_distillation",
         (checked_head, (input, *head)),

@@ -27,9 +27,10 @@ struct TilePacking : private PackBlocks<Simd> {
   static constexpr int kPanel = kTilesHigh * kTileRows;
   static_assert(kTileRows % kLanes == 0);
 
-  // Of bfloat16, whatever the storage.
-  static void pack(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, float* dst) {
-    Blocks::with_source(x, row, rows, k, depth, [dst](const auto& source) { pack_tiles(source, dst); });
+  // Of bfloat16, whatever the storage. panel_steps: along k of the whole panel, of which these k may be a part.
+  static void pack(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, float* dst,
+                   std::int64_t panel_steps) {
+    Blocks::with_source(x, row, rows, k, depth, [=](const auto& source) { pack_tiles(source, dst, panel_steps); });
   }
 
  private:
@@ -38,14 +39,14 @@ struct TilePacking : private PackBlocks<Simd> {
 
   // Tiles follow each other in the direction in which the lines of memory lie.
   template <class T>
-  static void pack_tiles(const Source<T>& x, float* dst) {
+  static void pack_tiles(const Source<T>& x, float* dst, std::int64_t panel_steps) {
     const std::int64_t tiles = (x.rows + kPanel - 1) / kPanel * kTilesHigh, steps = (x.depth + kTileDepth - 1) / kTileDepth;
     const bool along_rows = x.k_stride != 1 && x.row_stride == 1;
     const std::int64_t outer = along_rows ? steps : tiles, inner = along_rows ? tiles : steps;
     for (std::int64_t i = 0; i < outer; ++i) {
       for (std::int64_t j = 0; j < inner; ++j) {
         const std::int64_t tile = along_rows ? j : i, step = along_rows ? i : j;
-        float* const to = dst + ((tile / kTilesHigh * steps + step) * kTilesHigh + tile % kTilesHigh) * kTileWords;
+        float* const to = dst + ((tile / kTilesHigh * panel_steps + step) * kTilesHigh + tile % kTilesHigh) * kTileWords;
         if (along_rows) {
           pack_across(x, tile * kTileRows, step * kTileDepth, to);
         } else {

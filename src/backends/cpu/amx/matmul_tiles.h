@@ -54,6 +54,7 @@ struct TileMatmul {
             kStepWords,
             &pack_a,
             &MatmulPacking<Simd, kPanelB, kStepWords>::pack,
+            &pack_a_part,
             &MatmulPacking<Simd, kPanelB, kStepWords>::pack_part,
             &multiply,
             &MatmulWriting<Simd>::write,
@@ -85,13 +86,23 @@ struct TileMatmul {
  private:
   static constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
-  // The panels of float32 are lower: those that are missing in the last of ours are 0.
   static void pack_a(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
                      float* dst) {
-    if (compute == Compute::kBfloat16) return TilePacking<Simd, kTilesHigh>::pack(x, row, rows, k, depth, dst);
-    Float32::table().pack_a(x, row, rows, k, depth, compute, dst);
+    const bool is_float = compute == Compute::kFloat32;
+    pack_a_part(x, row, rows, k, depth, compute, dst, 0, is_float ? depth : ceil_div(depth, kTileDepth) * kStepWords);
+  }
+  // The panels of float32 are lower: those that are missing in the last of ours are 0.
+  static void pack_a_part(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                          Compute compute, float* dst, std::int64_t first_word, std::int64_t panel_words) {
+    if (compute == Compute::kBfloat16) {
+      float* const to = dst + first_word * kPanelA;
+      return TilePacking<Simd, kTilesHigh>::pack(x, row, rows, k, depth, to, panel_words / kStepWords);
+    }
+    Float32::table().pack_a_part(x, row, rows, k, depth, compute, dst, first_word, panel_words);
     constexpr std::int64_t kLow = Float32::table().a_panel;
-    for (std::int64_t i = ceil_div(rows, kLow) * kLow * depth; i < ceil_div(rows, kPanelA) * kPanelA * depth; ++i) dst[i] = 0;
+    for (std::int64_t low = ceil_div(rows, kLow); low < ceil_div(rows, kPanelA) * (kPanelA / kLow); ++low) {
+      for (std::int64_t i = 0; i < kLow * depth; ++i) dst[kLow * (low * panel_words + first_word) + i] = 0;
+    }
   }
 
   // A block of c, at its place; the part of it that exists.

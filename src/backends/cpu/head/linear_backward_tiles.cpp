@@ -23,10 +23,10 @@ float* LinearWalk::dz_down(const DzChunk& c, const DzBlock& b) const {
 
 void LinearWalk::pack_dz(const DzChunk& c, const DzBlock& b, const float* dz) const {
   const std::int64_t panel = matmul().a_panel, tile = shape().tile, words = dz_down_words(shape(), matmul());
-  if (shape().dhidden) {
+  if (shape().dhidden()) {
     matmul().pack_a({dz, kStorageFloat32, tile, 1}, 0, b.rows, 0, b.columns, shape().compute, dz_along(c, b));
   }
-  if (!shape().dhead) return;
+  if (!shape().dhead()) return;
   for (std::int64_t v = 0; v < b.columns; v += panel) {
     matmul().pack_a({dz + v, kStorageFloat32, 1, tile}, 0, std::min(panel, b.columns - v), 0, b.rows, shape().compute,
                     dz_down(c, b) + v * words);
@@ -73,8 +73,8 @@ void LinearWalk::dz_from_words(const DzChunk& c, const DzBlock& b, float* z, std
   g.rows = b.rows;
   g.columns = ceil_div(b.columns, kTileDepth) * kTileDepth;
   g.exponent_of_word = static_cast<float>(kExponentOfWord);
-  if (shape().dhidden) g.along = dz_along(c, b);
-  if (shape().dhead) g.down = dz_down(c, b);
+  if (shape().dhidden()) g.along = dz_along(c, b);
+  if (shape().dhead()) g.down = dz_down(c, b);
   g.down_stride = matmul().a_panel * dz_down_words(shape(), matmul());
   for (std::int64_t r = 0; r < b.rows; ++r) {
     const std::int64_t u = b.first + r;
@@ -115,13 +115,13 @@ void LinearWalk::dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, fl
 // Some rows of a tile of columns, a panel of them at a time.
 void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const {
   const std::int64_t tile = shape().tile, last = rows.first + rows.rows;
-  float* const after_head = scratch + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute);
-  float* const z = after_head + (shape().bias ? tile : 0);
+  float* const behind = after_head(scratch);
+  float* const z = behind + (shape().bias ? tile : 0);
   const float* bias = nullptr;
   if (!shape().needs_target_sweep() && !(is_kept(rows.first, rows.column) && is_kept(last - 1, rows.column)) &&
       has_dz(rows.first, last, rows.column, rows.columns)) {
-    matmul().pack_b(job_.head, rows.column, rows.columns, 0, shape().width, shape().compute, scratch);
-    bias = tile_of_bias(rows.column, rows.columns, after_head);
+    pack_tile_of_head(rows.column, rows.columns, scratch);
+    bias = tile_of_bias(rows.column, rows.columns, behind);
   }
   DzBlock b = rows;
   for (; b.first < last; b.first += kDzRows) {
@@ -148,15 +148,16 @@ void LinearWalk::dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& 
 
 // The product for some rows of the chunk's part of dhead, `row` on, and columns [h, h + width). A last, shorter block of rows
 // along k has its panels as far apart as the others', so that they are multiplied one by one.
-void LinearWalk::multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width,
-                                bool adds, Store alone, float* to, std::int64_t stride) const {
+void LinearWalk::multiply_dhead(const Part& part, const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h,
+                                std::int64_t width, bool adds, Store alone, float* to, std::int64_t stride) const {
   const std::int64_t words = dz_down_words(shape(), matmul()), panel = matmul().a_panel, all_depth = c.end - c.begin;
   const float* const down = piece<float>(job_.layout.dz) + dz_along_floats(shape(), matmul()) + row * words;
   for (std::int64_t k = 0; k < all_depth; k += kAcrossDepth) {
     const std::int64_t depth = std::min(kAcrossDepth, all_depth - k), block = k / kAcrossDepth;
     const std::int64_t words_here = matmul().words(depth, shape().compute), at_once = words_here == words ? rows : panel;
     const float* const left = down + block * dz_down_block(shape(), matmul());
-    const float* const right = piece<float>(job_.layout.packed_across) + block * across_block(shape(), matmul()) + h * words_here;
+    const float* const right =
+        piece<float>(part.layout.packed_across) + block * across_block(shape(), part.shape, matmul()) + h * words_here;
     const Store how = adds || k > 0 ? Store::kAdd : k + depth == all_depth ? alone : Store::kReplace;
     for (std::int64_t i = 0; i < rows; i += at_once) {
       matmul().multiply(left + i * words, right, std::min(at_once, rows - i), width, depth, shape().compute, to + i * stride,
@@ -167,71 +168,75 @@ void LinearWalk::multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t
 
 // Rows [first, first + rows) of the chunk's part of dhead, columns [h, h + width): into the output itself, into the whole chunk's
 // sums, or by way of a few rows' sums, which are rounded while they are in L2.
-void LinearWalk::dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
-                           std::int64_t width) const {
+void LinearWalk::dhead_set(const Part& part, float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows,
+                           std::int64_t h, std::int64_t width) const {
   const std::int64_t column = c.chunk + first;
   if (!has_dz(c.begin, c.end, column, rows)) {
-    if (h == 0) zero_dhead(c.begin, column, rows);
+    if (h == 0) zero_dhead(part, c.begin, column, rows);
     return;
   }
-  if (shape().dhead_in_place) {
-    const std::int64_t stride = job_.dhead.row_stride;
-    float* const to = static_cast<float*>(job_.dhead.data) + column * stride + h;
-    return multiply_dhead(c, first, rows, h, width, c.begin > 0 || job_.accumulate, Store::kStream, to, stride);
+  if (part.shape.dhead_in_place) {
+    const std::int64_t stride = part.operands.dhead.row_stride;
+    float* const to = static_cast<float*>(part.operands.dhead.data) + column * stride + h;
+    return multiply_dhead(part, c, first, rows, h, width, c.begin > 0 || job_.accumulate, Store::kStream, to, stride);
   }
-  if (shape().sums_dhead()) {
-    float* const to = piece<float>(job_.layout.dhead) + column * shape().width + h;
-    return multiply_dhead(c, first, rows, h, width, c.begin > 0, Store::kReplace, to, shape().width);
+  if (shape().sums_dhead(part.shape)) {
+    float* const to = piece<float>(part.layout.dhead) + column * part.shape.width + h;
+    return multiply_dhead(part, c, first, rows, h, width, c.begin > 0, Store::kReplace, to, part.shape.width);
   }
-  OutputMatrix out = job_.dhead;
+  OutputMatrix out = part.operands.dhead;
   out.data = static_cast<std::byte*>(out.data) + h * out.col_stride * kElementBytes[out.storage];
   for (std::int64_t row = 0; row < rows; row += kRoundedRows) {
     const std::int64_t n = std::min(kRoundedRows, rows - row);
-    multiply_dhead(c, first + row, n, h, width, false, Store::kReplace, scratch, width);
+    multiply_dhead(part, c, first + row, n, h, width, false, Store::kReplace, scratch, width);
     matmul().write(scratch, width, n, width, out, column + row, job_.accumulate);
   }
 }
 
 // Columns [h, h + width) of dhidden's rows in use [first, first + rows).
-void LinearWalk::dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const {
+void LinearWalk::dhidden_set(const Part& part, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+                             std::int64_t width) const {
   Store how = c.chunk > 0 ? Store::kAdd : Store::kReplace;
-  if (skips_dhidden(first, rows, h, width, c.chunk, c.columns, how)) return;
+  if (skips_dhidden(part, first, rows, h, width, c.chunk, c.columns, how)) return;
   const std::int64_t words = matmul().words(c.columns, shape().compute);
   const float* const left = piece<float>(job_.layout.dz) + (first - c.begin) * words;
-  const float* const right = piece<float>(job_.layout.packed_head) + h * words;
-  float* const sums = piece<float>(job_.layout.dhidden) + first * shape().width + h;
-  matmul().multiply(left, right, rows, width, c.columns, shape().compute, sums, shape().width, how);
+  const float* const right = piece<float>(part.layout.packed_head) + h * words;
+  float* const sums = piece<float>(part.layout.dhidden) + first * part.shape.width + h;
+  matmul().multiply(left, right, rows, width, c.columns, shape().compute, sums, part.shape.width, how);
 }
 
 void LinearWalk::multiply_sets(const DzChunk& c) {
-  const std::int64_t width = shape().width;
   const std::int64_t head_set = kHeadSetPanels * matmul().b_panel, hidden_set = kHiddenSetPanels * matmul().b_panel;
   const std::int64_t row_parts = ceil_div(c.end - c.begin, kSetRows), head_parts = ceil_div(c.columns, kSetRows);
-  const std::int64_t hidden_tasks = shape().dhidden ? ceil_div(width, hidden_set) * row_parts : 0;
-  const std::int64_t head_tasks = shape().dhead ? ceil_div(width, head_set) * head_parts : 0;
-  parallel(hidden_tasks + head_tasks, [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
-    if (task < hidden_tasks) {
+  const auto hidden_tasks = [&](const Part& p) { return p.shape.dhidden ? ceil_div(p.shape.width, hidden_set) * row_parts : 0; };
+  const auto head_tasks = [&](const Part& p) { return p.shape.dhead ? ceil_div(p.shape.width, head_set) * head_parts : 0; };
+  parallel(all_tasks(hidden_tasks) + all_tasks(head_tasks), [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
+    if (const Part* const part = part_of(task, hidden_tasks)) {
       const std::int64_t h = task / row_parts * hidden_set, first = c.begin + task % row_parts * kSetRows;
-      return dhidden_set(c, first, std::min(kSetRows, c.end - first), h, std::min(hidden_set, width - h));
+      return dhidden_set(*part, c, first, std::min(kSetRows, c.end - first), h, std::min(hidden_set, part->shape.width - h));
     }
-    const std::int64_t h = (task - hidden_tasks) / head_parts * head_set, first = (task - hidden_tasks) % head_parts * kSetRows;
-    dhead_set(scratch(slot), c, first, std::min(kSetRows, c.columns - first), h, std::min(head_set, width - h));
+    const Part& part = *part_of(task, head_tasks);
+    const std::int64_t h = task / head_parts * head_set, first = task % head_parts * kSetRows;
+    dhead_set(part, scratch(slot), c, first, std::min(kSetRows, c.columns - first), h, std::min(head_set, part.shape.width - h));
   });
 }
 
 // Where z is made again, more rows share a packed tile of the head.
 void LinearWalk::backward_amx(std::int64_t begin, std::int64_t end) {
   first_row_ = begin;
-  if (shape().dhead) pack_across(begin, end);
+  for (const Part& part : parts()) pack_across(part, begin, end);
   const bool keeps_all = shape().needs_target_sweep() || kept_in_dhead_.rows >= end - begin || kept_columns_ >= shape().columns;
   const std::int64_t tile = shape().tile, group = keeps_all ? kKeptDzGroup : kRowGroup, groups = ceil_div(end - begin, group);
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const DzChunk c{begin, end, chunk, std::min(chunk_columns_, shape().columns - chunk)};
     const bool is_nothing = !has_dz(begin, end, chunk, c.columns);
     const std::int64_t tiles = ceil_div(c.columns, tile), tasks = is_nothing ? 0 : tiles * groups;
-    const std::int64_t parts_of_head = packs_by_classes() ? tiles : ceil_div(shape().width, kPanelsATask * matmul().b_panel);
-    parallel(tasks + (shape().dhidden && !is_nothing ? parts_of_head : 0), [&](std::int64_t slot, std::int64_t task) {
-      if (task >= tasks) return pack_head_task(task - tasks, chunk, c.columns);
+    const auto pack_tasks = [&](const Part& part) { return is_nothing ? 0 : pack_head_tasks(part, c.columns); };
+    parallel(tasks + all_tasks(pack_tasks), [&](std::int64_t slot, std::int64_t task) {
+      if (task >= tasks) {
+        const Part& part = *part_of(task -= tasks, pack_tasks);
+        return pack_head_task(part, task, chunk, c.columns);
+      }
       const std::int64_t at = task / groups * tile, first = begin + task % groups * group;
       dz_tiles_task(scratch(slot), c, {first, std::min(group, end - first), chunk + at, std::min(tile, c.columns - at)});
     });

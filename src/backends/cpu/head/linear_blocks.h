@@ -24,13 +24,15 @@ inline constexpr double kExponentOfWord = LogitTransform::kExactLog2E / static_c
 inline std::int64_t ceil_div(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
 // The operands of dhead's product: hidden across, and dz down a tile's columns. dhead as [H,V] has them in each other's place.
-inline std::int64_t across_panel(const LinearShape& s, const MatmulTable& m) { return s.dhead_across ? m.a_panel : m.b_panel; }
-inline std::int64_t dz_panel(const LinearShape& s, const MatmulTable& m) { return s.dhead_across ? m.b_panel : m.a_panel; }
-inline std::int64_t across_block(const LinearShape& s, const MatmulTable& m) {
-  return m.packed_floats(s.width, across_panel(s, m), std::min(s.row_chunk, kAcrossDepth), s.compute);
+inline std::int64_t across_panel(const PartShape& part, const MatmulTable& m) {
+  return part.dhead_across ? m.a_panel : m.b_panel;
 }
-inline std::int64_t dz_block(const LinearShape& s, const MatmulTable& m) {
-  return m.packed_floats(s.tile, dz_panel(s, m), std::min(s.row_chunk, kAcrossDepth), s.compute);
+inline std::int64_t across_block(const LinearShape& s, const PartShape& part, const MatmulTable& m) {
+  return m.packed_floats(part.width, across_panel(part, m), std::min(s.row_chunk, kAcrossDepth), s.compute);
+}
+inline std::int64_t dz_block(const LinearShape& s, const PartShape& part, const MatmulTable& m) {
+  const std::int64_t panel = part.dhead_across ? m.b_panel : m.a_panel;
+  return m.packed_floats(s.tile, panel, std::min(s.row_chunk, kAcrossDepth), s.compute);
 }
 
 // A row tile is whole panels.
@@ -41,9 +43,16 @@ inline std::int64_t forward_group(const LinearShape& s, const MatmulTable& m) {
   return m.uses_amx(s.compute) ? kAmxRowGroup : row_group(m);
 }
 // Columns of dhidden a task, whole panels: all of them where the tiles of rows are tasks enough.
-inline std::int64_t dhidden_part(const LinearShape& s, const MatmulTable& m, std::int64_t row_tiles) {
-  const std::int64_t panels = std::max<std::int64_t>(ceil_div(s.width, m.b_panel), 1);
+inline std::int64_t dhidden_part(const PartShape& part, const MatmulTable& m, std::int64_t row_tiles) {
+  const std::int64_t panels = std::max<std::int64_t>(ceil_div(part.width, m.b_panel), 1);
   return ceil_div(panels, ceil_div(kDhiddenTasks, row_tiles)) * m.b_panel;
+}
+// The k of z, and a tile of the head that is packed for it.
+inline std::int64_t z_depth(const LinearShape& s, const MatmulTable& m) {
+  return m.depth_of_both(s.own.width, s.low_rank.width, s.compute);
+}
+inline std::int64_t tile_of_head(const LinearShape& s, const MatmulTable& m) {
+  return m.packed_floats(s.tile, m.b_panel, z_depth(s, m), s.compute);
 }
 // What of a row's tile is allowed: z, and class weights.
 inline std::int64_t side_by_side_floats(const LinearShape& s) { return s.allowed ? 2 * s.tile : 0; }
@@ -60,7 +69,7 @@ inline std::int64_t z_beside_floats(const LinearShape& s, const MatmulTable& m) 
 
 // Whether dz is packed as soon as it is made, once for each of its products: as left operands of the products in tile registers.
 inline bool packs_dz(const LinearShape& s, const MatmulTable& m) {
-  return m.uses_amx(s.compute) && s.backward() && !s.dhead_across && !s.dbias;
+  return m.uses_amx(s.compute) && s.backward() && !s.own.dhead_across && !s.low_rank.dhead_across && !s.dbias;
 }
 // A product is cut into sets of panels of its right operand, which stay in L2 while left rows pass: 786 KB of hidden at 2048
 // rows, 885 KB of the head at chunks of 1536.
@@ -70,7 +79,7 @@ inline constexpr std::int64_t kDzRows = 32;        // at a time: the left operan
 inline constexpr std::int64_t kKeptDzGroup = 256;  // rows of dz a task, where all z are kept
 // Packed dz: for dhidden row tiles along the chunk; for dhead the chunk's columns along rows, cut every kAcrossDepth.
 inline std::int64_t dz_along_floats(const LinearShape& s, const MatmulTable& m) {
-  return s.dhidden ? m.packed_floats(s.row_chunk, m.a_panel, head_chunk(s), s.compute) : 0;
+  return s.dhidden() ? m.packed_floats(s.row_chunk, m.a_panel, head_chunk(s), s.compute) : 0;
 }
 inline std::int64_t dz_down_block(const LinearShape& s, const MatmulTable& m) {
   return m.packed_floats(head_chunk(s), m.a_panel, std::min(s.row_chunk, kAcrossDepth), s.compute);
@@ -79,7 +88,7 @@ inline std::int64_t dz_down_words(const LinearShape& s, const MatmulTable& m) {
   return m.words(std::min(s.row_chunk, kAcrossDepth), s.compute);
 }
 inline std::int64_t dz_down_floats(const LinearShape& s, const MatmulTable& m) {
-  return s.dhead ? ceil_div(s.row_chunk, kAcrossDepth) * dz_down_block(s, m) : 0;
+  return s.dhead() ? ceil_div(s.row_chunk, kAcrossDepth) * dz_down_block(s, m) : 0;
 }
 
 }  // namespace tileloss::impl::cpu

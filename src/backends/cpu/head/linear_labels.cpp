@@ -45,15 +45,22 @@ void LinearWalk::find_labels(const RowVisitor& visitor) {
   parallel(used_, [&](std::int64_t slot, std::int64_t u) {
     float* const hidden = scratch(slot);
     const std::int64_t i = rows_[u];
-    for (std::int64_t h = 0; h < shape().width; ++h) {
-      const Operand& x = job_.hidden;
-      hidden[h] = as_seen(load_element(x.storage, x.data, i * x.row_stride + h * x.k_stride), shape().compute);
-    }
     float* const logits = piece<float>(job_.layout.label_logits) + u * count;
+    std::fill_n(logits, count, 0.0F);
+    for (const Part& part : parts()) {
+      const std::int64_t width = part.shape.width;
+      for (std::int64_t h = 0; h < width; ++h) {
+        const Operand& x = part.operands.hidden;
+        hidden[h] = as_seen(load_element(x.storage, x.data, i * x.row_stride + h * x.k_stride), shape().compute);
+      }
+      for (std::int64_t k = 0; k < count; ++k) {
+        const std::int64_t column = visitor.label_column(i, k);
+        if (column >= 0) logits[k] += product(hidden, part.operands.head, column, width, shape().compute);
+      }
+    }
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t column = visitor.label_column(i, k);
       if (column < 0) continue;
-      logits[k] = product(hidden, job_.head, column, shape().width, shape().compute);
       if (job_.bias.data != nullptr) logits[k] += load_element(job_.bias.storage, job_.bias.data, column * job_.bias.row_stride);
     }
     const std::int64_t likeliest = labels(u, visitor).likeliest;

@@ -9,42 +9,50 @@ namespace tileloss::impl::cpu {
 namespace {
 
 // A thread's scratch is used by one kind of task at a time.
-std::int64_t forward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t tile_of_head) {
-  const std::int64_t with_bias = tile_of_head + row_tile(m) * s.tile + (s.bias ? s.tile : 0);
+std::int64_t forward_floats(const LinearShape& s, const MatmulTable& m) {
+  const std::int64_t head = tile_of_head(s, m), with_bias = head + row_tile(m) * s.tile + (s.bias ? s.tile : 0);
   if (!m.uses_amx(s.compute)) return with_bias;
   const std::int64_t running = std::min(kAmxRowGroup, s.rows) * static_cast<std::int64_t>(sizeof(RunningRow) / sizeof(float));
-  return std::max(with_bias, tile_of_head + z_beside_floats(s, m) + running);
+  return std::max(with_bias, head + z_beside_floats(s, m) + running);
 }
 
-std::int64_t backward_floats(const LinearShape& s, const MatmulTable& m, std::int64_t after_head) {
+std::int64_t backward_floats(const LinearShape& s, const MatmulTable& m) {
+  const std::int64_t after_head = tile_of_head(s, m) + (s.bias ? s.tile : 0);
   const std::int64_t words = s.kept_in_words ? ceil_div(s.tile, 2) : 0;
   if (packs_dz(s, m)) {
-    const std::int64_t rounded = s.dhead ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, s.width) : 0;
+    const std::int64_t rounded =
+        s.dhead() ? kRoundedRows * std::min(kHeadSetPanels * m.b_panel, std::max(s.own.width, s.low_rank.width)) : 0;
     return std::max(after_head + kDzRows * (s.tile + words), rounded);
   }
   std::int64_t most = after_head + words;
-  if (s.dhead) most = std::max(most, dz_block(s, m) + s.tile * s.width);
+  for (const PartShape& part : {s.own, s.low_rank}) {
+    if (part.dhead) most = std::max(most, dz_block(s, part, m) + s.tile * part.width);
+  }
   if (s.dbias) most = std::max(most, s.tile * 2);
-  if (s.dhidden) most = std::max(most, m.packed_floats(row_tile(m), m.a_panel, head_chunk(s), s.compute));
+  if (s.dhidden()) most = std::max(most, m.packed_floats(row_tile(m), m.a_panel, head_chunk(s), s.compute));
   return most;
 }
 
 std::int64_t scratch_floats(const LinearShape& s, const MatmulTable& m) {
   if (!s.forward && !s.backward()) return 0;
-  const auto copies = [&](std::int64_t rows, std::int64_t columns) { return ceil_div(rows * columns * s.hidden_bytes, 4); };
-  const std::int64_t tile_of_head = m.packed_floats(s.tile, m.b_panel, s.width, s.compute);
-  std::int64_t most = copies(std::min(row_tile(m), s.rows), s.width);
+  const auto copies = [](const PartShape& part, std::int64_t rows, std::int64_t columns) {
+    return ceil_div(rows * columns * part.hidden_bytes, 4);
+  };
+  std::int64_t most = 0;
+  for (const PartShape& part : {s.own, s.low_rank})
+    most = std::max(most, copies(part, std::min(row_tile(m), s.rows), part.width));
   if (s.needs_target_sweep()) {
-    const std::int64_t head = m.packed_floats(s.tile, m.b_panel, std::max(s.width, s.target.width), s.compute) + s.tile;
+    const std::int64_t teacher = m.packed_floats(s.tile, m.b_panel, s.target.width, s.compute);
+    const std::int64_t head = std::max(tile_of_head(s, m), teacher) + s.tile;
     const std::int64_t sweeps = s.target.scratch.bytes() / 4;
     const std::int64_t copy = ceil_div(std::min(row_tile(m), s.rows) * s.target.width * s.target.hidden_bytes, 4);
     most = std::max({most, head, sweeps, copy});
   }
-  if (s.forward && !s.needs_target_sweep()) most = std::max(most, forward_floats(s, m, tile_of_head));
-  if (s.backward()) most = std::max(most, backward_floats(s, m, tile_of_head + (s.bias ? s.tile : 0)));
-  if (s.dhead) {
-    const std::int64_t depth = std::min(s.row_chunk, kAcrossDepth);
-    most = std::max(most, copies(depth, std::min(kPanelsATask * across_panel(s, m), s.width)));
+  if (s.forward && !s.needs_target_sweep()) most = std::max(most, forward_floats(s, m));
+  if (s.backward()) most = std::max(most, backward_floats(s, m));
+  for (const PartShape& part : {s.own, s.low_rank}) {
+    const std::int64_t columns = std::min(kPanelsATask * across_panel(part, m), part.width);
+    if (part.dhead) most = std::max(most, copies(part, std::min(s.row_chunk, kAcrossDepth), columns));
   }
   return most;
 }
@@ -69,7 +77,7 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
   l.used_rows = take("rows in use", s.rows * 8);
   l.empty = take("rows without tokens", s.allowed ? s.rows : 0);
   const bool needs_z = s.forward || s.backward();
-  l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, s.width, s.compute) * kFloat : 0);
+  l.packed_hidden = take("packed hidden", needs_z ? m.packed_floats(s.rows, m.a_panel, z_depth(s, m), s.compute) * kFloat : 0);
   if (s.needs_target_sweep()) {
     const std::int64_t logits = s.target.rows * s.z_stride() * kFloat;
     l.packed_teacher = take("packed teacher hidden",
@@ -99,15 +107,19 @@ LinearLayout linear_layout(const LinearShape& s, const MatmulTable& m) {
     l.max_in_dhead = take("maxima of kept logits", s.kept_in_words ? rows_in_dhead * kFloat : 0);
     const std::int64_t dz = packs_dz(s, m) ? dz_along_floats(s, m) + dz_down_floats(s, m) : s.row_chunk * chunk;
     l.dz = take("dlogits of a chunk", dz * kFloat);
-    if (s.dhead) {
-      l.packed_across = take("hidden packed across", ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, m) * kFloat);
-      if (s.sums_dhead()) l.dhead = take("dhead sums", s.columns * s.width * kFloat);
-    }
+    const auto take_part = [&](const PartShape& part, const char* hidden, const char* dhead, const char* head,
+                               const char* dhidden) {
+      PartLayout at;
+      const std::int64_t across = ceil_div(s.row_chunk, kAcrossDepth) * across_block(s, part, m) * kFloat;
+      at.packed_across = take(hidden, part.dhead ? across : 0);
+      at.dhead = take(dhead, s.sums_dhead(part) ? s.columns * part.width * kFloat : 0);
+      at.packed_head = take(head, part.dhidden ? m.packed_floats(part.width, m.b_panel, chunk, s.compute) * kFloat : 0);
+      at.dhidden = take(dhidden, part.dhidden ? s.rows * part.width * kFloat : 0);
+      return at;
+    };
+    l.own = take_part(s.own, "hidden packed across", "dhead sums", "head packed across", "dhidden sums");
+    l.low_rank = take_part(s.low_rank, "hidden_r packed across", "dhead_r sums", "head_r packed across", "dhidden_r sums");
     if (s.sums_dbias()) l.dbias = take("dbias sums", s.columns * kFloat);
-    if (s.dhidden) {
-      l.packed_head = take("head packed across", m.packed_floats(s.width, m.b_panel, chunk, s.compute) * kFloat);
-      l.dhidden = take("dhidden sums", s.rows * s.width * kFloat);
-    }
   }
   l.scratch_bytes = ceil_div(scratch_floats(s, m) * kFloat, 64) * 64 + side_by_side_floats(s) * kFloat +
                     operand_floats(s.softcap, s.tile) * kFloat;

@@ -14,9 +14,8 @@ void LinearWalk::logits(std::int64_t begin, std::int64_t end, float* z) {
     const std::int64_t column = task * tile, columns = std::min(tile, shape().columns - column);
     if (!has_z(begin, end, column, columns)) return;
     float* const head = scratch(slot);
-    matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, head);
-    const float* const bias =
-        tile_of_bias(column, columns, head + matmul().packed_floats(tile, matmul().b_panel, shape().width, shape().compute));
+    pack_tile_of_head(column, columns, head);
+    const float* const bias = tile_of_bias(column, columns, after_head(head));
     for (std::int64_t u = begin; u < end; u += row_tile(matmul())) {
       const std::int64_t rows = std::min(row_tile(matmul()), end - u);
       multiply_z(head, bias, u, rows, columns, z + (u - begin) * stride + column, stride);
@@ -35,7 +34,7 @@ void* LinearWalk::kept_dz(std::int64_t row, std::int64_t column) const {
     return piece<std::byte>(job_.layout.kept_dz) + ((row - d.rows) * shape().z_stride() + column) * bytes;
   }
   const std::int64_t columns = std::min(shape().tile, shape().columns - column);
-  auto* const line = static_cast<std::byte*>(job_.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
+  auto* const line = static_cast<std::byte*>(job_.own.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
   return line + row % d.rows_of_line * columns * bytes;
 }
 
@@ -91,17 +90,17 @@ LinearJob LinearWalk::teacher_job() const {
   LinearJob teacher;
   teacher.kernels = job_.kernels;
   LinearShape& s = teacher.shape = job_.shape;
-  s.width = s.target.width;
-  s.hidden_bytes = s.target.hidden_bytes;
+  s.own = {.width = s.target.width, .hidden_bytes = s.target.hidden_bytes};
+  s.low_rank = {};
   s.bias = s.target.bias;
-  s.dhidden = s.dhead = s.dbias = false;
+  s.dbias = false;
   s.kept_in_dhead = {};
   teacher.layout.used_rows = job_.layout.used_rows;
   teacher.layout.packed_hidden = job_.layout.packed_teacher;
   teacher.layout.scratch = job_.layout.scratch;
   teacher.layout.scratch_bytes = job_.layout.scratch_bytes;
-  teacher.hidden = job_.teacher_hidden;
-  teacher.head = job_.teacher_head;
+  teacher.own.hidden = job_.teacher_hidden;
+  teacher.own.head = job_.teacher_head;
   teacher.bias = job_.teacher_bias;
   teacher.transform = job_.target.transform;
   teacher.label_columns = job_.label_columns;

@@ -66,8 +66,8 @@ SoftmaxRows LinearWalk::softmax_of(float* scratch, std::int64_t first, std::int6
   const LogitTransform& t = job_.transform;
   SoftmaxRows job;
   job.b = scratch;
-  job.depth = shape().width;
-  job.z = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
+  job.depth = z_depth_;
+  job.z = after_head(scratch);
   job.z_stride = z_beside_stride(shape(), matmul());
   job.running = reinterpret_cast<RunningRow*>(job.z + z_beside_floats(shape(), matmul()));
   job.exponent_scale = t.exponent_scale;
@@ -100,7 +100,7 @@ void LinearWalk::forward_tiles_task(float* scratch, std::int64_t first, std::int
       skip(first, last, at.column);
       continue;
     }
-    matmul().pack_b(job_.head, at.column, at.columns, 0, shape().width, shape().compute, scratch);
+    pack_tile_of_head(at.column, at.columns, scratch);
     for (const auto& [begin, end] : {std::pair{first, in_dhead}, std::pair{in_dhead, last}}) {
       if (begin == end) continue;
       at.first = begin;

@@ -3,6 +3,7 @@
 #define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
 
 #include <atomic>
+#include <span>
 
 #include "backends/cpu/amx/tile_table.h"
 #include "backends/cpu/head/linear_blocks.h"
@@ -53,6 +54,30 @@ class LinearWalk {
   SweepJob sweep_job() const;
 
   const LinearShape& shape() const { return job_.shape; }
+  // The head's own operands, or those of its low-rank part.
+  struct Part {
+    const PartShape& shape;
+    const PartLayout& layout;
+    const PartOperands& operands;
+    bool packs_by_classes() const { return operands.head.k_stride == 1; }
+  };
+  std::span<const Part> parts() const { return {parts_, shape().low_rank.width > 0 ? std::size_t{2} : 1}; }
+  // Of tasks of the parts, count(part) each, one after the other.
+  template <class Count>
+  std::int64_t all_tasks(const Count& count) const {
+    std::int64_t sum = 0;
+    for (const Part& part : parts()) sum += count(part);
+    return sum;
+  }
+  // Whose task it is, which is counted from the part's first then; null: of none, and counted from the end of all.
+  template <class Count>
+  const Part* part_of(std::int64_t& task, const Count& count) const {
+    for (const Part& part : parts()) {
+      if (task < count(part)) return &part;
+      task -= count(part);
+    }
+    return nullptr;
+  }
   const MatmulTable& matmul() const { return job_.kernels->matmul; }
   template <class T>
   T* piece(std::int64_t offset) const {
@@ -88,8 +113,13 @@ class LinearWalk {
   LabelGradient* label_gradients(std::int64_t u) const {
     return piece<LabelGradient>(job_.layout.label_gradients) + u * (shape().labels_per_row + 1);
   }
-  float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * matmul().words(shape().width, shape().compute); }
-  Operand rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const;
+  float* packed_rows(std::int64_t u) const { return packed_hidden_ + u * z_words(); }
+  std::int64_t z_words() const { return matmul().words(z_depth_, shape().compute); }
+  // A tile of the head for z, at the beginning of a thread's scratch; behind it is room.
+  void pack_tile_of_head(std::int64_t column, std::int64_t columns, float* scratch) const;
+  float* after_head(float* scratch) const { return scratch + tile_of_head(shape(), matmul()); }
+  Operand rows_in_use(const Part& part, std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns,
+                      float* copy) const;
   // Of a tile of columns, the same for all rows of a row tile.
   bool is_in_dhead(std::int64_t u) const { return u - first_row_ < kept_in_dhead_.rows; }
   bool is_kept(std::int64_t u, std::int64_t column) const {
@@ -104,7 +134,8 @@ class LinearWalk {
       row -= d.rows;
       return piece<T>(job_.layout.kept) + column * (shape().row_chunk - d.rows) + row * shape().tile;
     }
-    auto* const line = static_cast<std::byte*>(job_.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
+    auto* const line =
+        static_cast<std::byte*>(job_.own.dhead.data) + column * d.column_bytes + row / d.rows_of_line * d.line_bytes;
     return reinterpret_cast<T*>(line) + row % d.rows_of_line * shape().tile;
   }
   // From a row's z to the next one's, in a row tile whose z is kept in float32.
@@ -140,9 +171,9 @@ class LinearWalk {
   bool has_dz(std::int64_t first, std::int64_t last, std::int64_t column, std::int64_t columns) const;
   void leave_out(std::int64_t u, std::int64_t column, std::int64_t columns, float* z) const;
   void skip(std::int64_t first, std::int64_t last, std::int64_t column) const;
-  void zero_dhead(std::int64_t begin, std::int64_t column, std::int64_t columns) const;
-  bool skips_dhidden(std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
-                     std::int64_t chunk_columns, Store& how) const;
+  void zero_dhead(const Part& part, std::int64_t begin, std::int64_t column, std::int64_t columns) const;
+  bool skips_dhidden(const Part& part, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
+                     std::int64_t chunk, std::int64_t chunk_columns, Store& how) const;
   void forward_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t task) const;
   void merge_slices(std::int64_t u) const;
 
@@ -172,11 +203,12 @@ class LinearWalk {
   void dz_from_kept(const DzChunk& c, const DzBlock& b, float* dz) const;
   void dz_from_floats(const DzChunk& c, const DzBlock& b, float* z, float* scratch) const;
   void dz_tiles_task(float* scratch, const DzChunk& c, const DzBlock& rows) const;
-  void multiply_dhead(const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width, bool adds,
-                      Store alone, float* to, std::int64_t stride) const;
-  void dhead_set(float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+  void multiply_dhead(const Part& part, const DzChunk& c, std::int64_t row, std::int64_t rows, std::int64_t h, std::int64_t width,
+                      bool adds, Store alone, float* to, std::int64_t stride) const;
+  void dhead_set(const Part& part, float* scratch, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
                  std::int64_t width) const;
-  void dhidden_set(const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width) const;
+  void dhidden_set(const Part& part, const DzChunk& c, std::int64_t first, std::int64_t rows, std::int64_t h,
+                   std::int64_t width) const;
   void multiply_sets(const DzChunk& c);
   void backward_amx(std::int64_t begin, std::int64_t end);
 
@@ -184,17 +216,18 @@ class LinearWalk {
   void load_dz(std::int64_t u, std::int64_t column, std::int64_t columns, float* dz) const;
   void restore_row(std::int64_t u, std::int64_t column, std::int64_t columns, std::uint16_t* words, float* z) const;
   void dz_row(std::int64_t u, std::int64_t column, std::int64_t columns, const float* z, float* dz, float* scratch) const;
-  bool packs_by_classes() const { return job_.head.k_stride == 1; }
-  void pack_head_task(std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
-  void pack_across(std::int64_t begin, std::int64_t end);
-  void dhead_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
-                  const float* dz) const;
+  std::int64_t pack_head_tasks(const Part& part, std::int64_t chunk_columns) const;
+  void pack_head_task(const Part& part, std::int64_t task, std::int64_t chunk, std::int64_t chunk_columns) const;
+  void pack_across(const Part& part, std::int64_t begin, std::int64_t end);
+  void dhead_task(const Part& part, float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column,
+                  std::int64_t columns, const float* dz) const;
   void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                   const float* dz) const;
-  void dhidden_task(float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width, std::int64_t chunk,
-                    std::int64_t chunk_columns, const float* dz) const;
+  void dhidden_task(const Part& part, float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
+                    std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const;
 
   const LinearJob& job_;
+  const Part parts_[2];
   const tileloss_executor* executor_;
   std::int64_t used_ = 0;
   std::int64_t first_row_ = 0;  // of the row chunk at hand
@@ -202,6 +235,7 @@ class LinearWalk {
   std::int64_t kept_columns_ = 0;
   bool has_words_ = false;
   float steps_per_unit_ = 0;  // of the words, in z before its scale
+  std::int64_t z_depth_ = 0;
   std::int64_t chunk_columns_ = 0;
   std::int64_t slice_columns_ = 0;
   std::int64_t* rows_;

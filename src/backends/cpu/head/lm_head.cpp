@@ -8,7 +8,9 @@ namespace tileloss::impl::cpu {
 
 LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
     : job_(job),
+      parts_{{job.shape.own, job.layout.own, job.own}, {job.shape.low_rank, job.layout.low_rank, job.low_rank}},
       executor_(executor),
+      z_depth_(z_depth(job.shape, job.kernels->matmul)),
       chunk_columns_(head_chunk(job.shape)),
       slice_columns_(ceil_div(ceil_div(job.shape.columns, job.shape.tile), kSlices) * job.shape.tile),
       rows_(piece<std::int64_t>(job.layout.used_rows)),
@@ -33,8 +35,9 @@ LinearWalk::LinearWalk(const LinearJob& job, const tileloss_executor* executor)
 
 // Columns [h, h + columns) of hidden's rows in use [u, u + rows), as rows 0 on of a matrix. Rows that are not in use are left
 // out: if there are any, the others are copied side by side into `copy`.
-Operand LinearWalk::rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns, float* copy) const {
-  const Operand& x = job_.hidden;
+Operand LinearWalk::rows_in_use(const Part& part, std::int64_t u, std::int64_t rows, std::int64_t h, std::int64_t columns,
+                                float* copy) const {
+  const Operand& x = part.operands.hidden;
   const std::int64_t bytes = kElementBytes[x.storage];
   const auto* data = static_cast<const std::byte*>(x.data) + h * x.k_stride * bytes;
   if (used_ == shape().rows) return {data + u * x.row_stride * bytes, x.storage, x.row_stride, x.k_stride};
@@ -52,11 +55,26 @@ Operand LinearWalk::rows_in_use(std::int64_t u, std::int64_t rows, std::int64_t 
 }
 
 void LinearWalk::pack_hidden() {
-  const std::int64_t tile = row_tile(matmul()), width = shape().width;
+  const std::int64_t tile = row_tile(matmul());
   parallel(ceil_div(used_, tile), [&](std::int64_t slot, std::int64_t task) {
     const std::int64_t u = task * tile, rows = std::min(tile, used_ - u);
-    matmul().pack_a(rows_in_use(u, rows, 0, width, scratch(slot)), 0, rows, 0, width, shape().compute, packed_rows(u));
+    std::int64_t word = 0;
+    for (const Part& part : parts()) {
+      const std::int64_t width = part.shape.width;
+      matmul().pack_a_part(rows_in_use(part, u, rows, 0, width, scratch(slot)), 0, rows, 0, width, shape().compute,
+                           packed_rows(u), word, z_words());
+      word += matmul().words(width, shape().compute);
+    }
   });
+}
+
+void LinearWalk::pack_tile_of_head(std::int64_t column, std::int64_t columns, float* scratch) const {
+  std::int64_t word = 0;
+  for (const Part& part : parts()) {
+    const std::int64_t width = part.shape.width;
+    matmul().pack_b_part(part.operands.head, column, columns, 0, width, shape().compute, scratch, word, z_words());
+    word += matmul().words(width, shape().compute);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -71,7 +89,7 @@ const float* LinearWalk::tile_of_bias(std::int64_t column, std::int64_t columns,
 
 void LinearWalk::multiply_z(const float* head, const float* bias, std::int64_t u, std::int64_t rows, std::int64_t columns,
                             float* z, std::int64_t z_stride) const {
-  matmul().multiply(packed_rows(u), head, rows, columns, shape().width, shape().compute, z, z_stride, Store::kReplace);
+  matmul().multiply(packed_rows(u), head, rows, columns, z_depth_, shape().compute, z, z_stride, Store::kReplace);
   if (bias == nullptr) return;
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = z + r * z_stride;
@@ -164,7 +182,7 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
   }
   if (has_softmax_beside()) return forward_tiles_task(scratch, first, last, slice);
   const std::int64_t slice_end = std::min(shape().columns, (slice + 1) * slice_columns_);
-  float* z_tile = scratch + matmul().packed_floats(shape().tile, matmul().b_panel, shape().width, shape().compute);
+  float* z_tile = after_head(scratch);
   double weight_before = 0;
   for (std::int64_t column = slice * slice_columns_; column < slice_end; column += shape().tile) {
     const std::int64_t columns = std::min(shape().tile, slice_end - column);
@@ -172,7 +190,7 @@ void LinearWalk::forward_task(float* scratch, std::int64_t begin, std::int64_t e
       skip(first, last, column);
       continue;
     }
-    matmul().pack_b(job_.head, column, columns, 0, shape().width, shape().compute, scratch);
+    pack_tile_of_head(column, columns, scratch);
     const float* bias = tile_of_bias(column, columns, z_tile + rows_at_once * shape().tile);
     const double weight = weight_of(column, columns);
     for (std::int64_t u = first; u < last; u += rows_at_once) {
@@ -223,7 +241,7 @@ void LinearWalk::forward(std::int64_t begin, std::int64_t end) {
 // ----------------------------------------------------------------------------------------------------------------- run
 
 void LinearWalk::run(RowVisitor& visitor) {
-  const bool runs_products = job_.hidden.data != nullptr && (job_.sweeps_forward || job_.wants_gradients);
+  const bool runs_products = job_.own.hidden.data != nullptr && (job_.sweeps_forward || job_.wants_gradients);
   if (runs_products && !job_.is_packed) pack_hidden();
   if (runs_products && shape().labels_per_row > 0) find_labels(visitor);
   const std::int64_t chunk = std::max<std::int64_t>(shape().row_chunk, 1);

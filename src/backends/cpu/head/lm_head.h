@@ -19,6 +19,9 @@
 // (sweep/allowed_rows.h). Products of which no row needs a column are not made, in the forward nor in the backward; those of
 // dhidden go by chunks.
 //
+// A head with a low-rank part, logits = hidden W^T + hidden_r B^T: z is one product along the k of both, W's and then B's. The
+// gradients of each part are products of their own, of the same packed dz.
+//
 // Of a target that is not labels (linear_some_rows.cpp) a row's columns are needed side by side. So rows in use are taken some at
 // a time: their logits in float32, and those of a teacher with a head of its own; the sweeps of sweep/driver.h, whose gradient
 // goes over the logits and from there, as the products see it, to where it waits; and once it is there for a whole row chunk, the
@@ -56,18 +59,24 @@ struct TargetShape {
   ScratchShape scratch;           // of the sweeps
 };
 
+// Of the logits' operands, hidden [N, width] and head [V, width]: the head's own, and those of its low-rank part.
+struct PartShape {
+  std::int64_t width = 0;
+  std::int64_t hidden_bytes = 4;  // of an element
+  bool dhidden = false, dhead = false;
+  bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
+  bool dhead_across = false;    // so, but as [width,V]: its product is made the other way round
+};
+
 // What a plan has to know: shapes, what is asked for, and how it is cut.
 struct LinearShape {
   std::int64_t rows = 0;           // N, used or not
   std::int64_t columns = 0;        // V, valid ones
   std::int64_t total_columns = 0;  // with padding: its gradients are 0
-  std::int64_t width = 0;          // H
-  std::int64_t hidden_bytes = 4;   // of an element
+  PartShape own, low_rank;         // of width H, and r; 0: there is no low-rank part
   Compute compute = Compute::kFloat32;
   bool forward = false;
-  bool dhidden = false, dhead = false, dbias = false;
-  bool dhead_in_place = false;  // float32, one of its strides 1: products can be added right there
-  bool dhead_across = false;    // so, but as [H,V]: its product is made the other way round
+  bool dbias = false;
   bool bias = false;
   bool softcap = false;
   bool allowed = false;  // of each row some columns alone
@@ -83,14 +92,16 @@ struct LinearShape {
   std::int64_t labels_per_row = 0;  // where these are several
   TargetShape target;               // not labels: what is kept are gradients then, and kept_in_dhead says which are in dhead
 
-  bool backward() const { return dhidden || dhead || dbias; }
+  bool dhidden() const { return own.dhidden || low_rank.dhidden; }
+  bool dhead() const { return own.dhead || low_rank.dhead; }
+  bool backward() const { return dhidden() || dhead() || dbias; }
   bool needs_target_sweep() const { return target.rows > 0; }
   std::int64_t z_stride() const { return (columns + 15) / 16 * 16; }  // of logits that are stored
   // Of an element of a gradient that is kept: as the products see it, but dbias adds up what is not rounded.
   std::int64_t dz_bytes() const { return compute == Compute::kBfloat16 && !dbias ? 2 : 4; }
   std::int64_t whole_tiles() const { return columns / tile; }
   // Several row chunks and no place in the output: dhead is added up in the workspace.
-  bool sums_dhead() const { return dhead && row_chunk < rows && !dhead_in_place; }
+  bool sums_dhead(const PartShape& part) const { return part.dhead && row_chunk < rows && !part.dhead_in_place; }
   // Several row chunks: dbias is added up in the workspace, so that it is rounded once, and added to once.
   bool sums_dbias() const { return dbias && row_chunk < rows; }
 };
@@ -104,14 +115,21 @@ struct NamedBytes {
 };
 
 // Offsets in bytes, multiples of 64.
+struct PartLayout {
+  std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
+  std::int64_t packed_head = 0;    // a chunk of the head for dhidden
+  std::int64_t dhidden = 0;        // float [N, width]
+  std::int64_t dhead = 0;          // float [V, width], with several row chunks and no place in the output
+};
+
 struct LinearLayout {
   std::int64_t used_rows = 0;      // int64 [N]
   std::int64_t packed_hidden = 0;  // for z
-  std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
-  std::int64_t empty = 0;          // with `allowed`: uint8 [N], rows in use without any column
-  std::int64_t states = 0;         // RowState [slices, N]
-  std::int64_t weights = 0;        // with `allowed`: double [slices, N], the sums of class weights that a state has seen
-  std::int64_t gradients = 0;      // RowGradient [N]
+  PartLayout own, low_rank;
+  std::int64_t empty = 0;      // with `allowed`: uint8 [N], rows in use without any column
+  std::int64_t states = 0;     // RowState [slices, N]
+  std::int64_t weights = 0;    // with `allowed`: double [slices, N], the sums of class weights that a state has seen
+  std::int64_t gradients = 0;  // RowGradient [N]
   // Of rows with several labels:
   std::int64_t label_logits = 0;  // float [N, labels]: the labels' logits, and z
   std::int64_t label_z = 0;
@@ -125,12 +143,9 @@ struct LinearLayout {
   std::int64_t some_teacher_logits = 0;  // the same of the teacher
   std::int64_t some_label_columns = 0;   // int64 [target.rows]
   std::int64_t kept_dz = 0;              // of the rows that dhead does not hold: bfloat16 or float [rows, z_stride]
-  std::int64_t dz = 0;  // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
-  std::int64_t packed_head = 0;  // a chunk of the head for dhidden
-  std::int64_t dhidden = 0;      // float [N, H]
-  std::int64_t dhead = 0;        // float [V, H], with several row chunks and no place in the output
-  std::int64_t dbias = 0;        // float [V], with several row chunks
-  std::int64_t scratch = 0;      // scratch_bytes a thread
+  std::int64_t dz = 0;       // float [row_chunk, chunk]; with products in tile registers bfloat16, packed once for each product
+  std::int64_t dbias = 0;    // float [V], with several row chunks
+  std::int64_t scratch = 0;  // scratch_bytes a thread
   std::int64_t scratch_bytes = 0;
   std::int64_t bytes = 0;
   std::vector<NamedBytes> buffers;  // that are not empty, in their order
@@ -138,13 +153,19 @@ struct LinearLayout {
 
 LinearLayout linear_layout(const LinearShape& shape, const MatmulTable& matmul);
 
+struct PartOperands {
+  Operand hidden;  // rows: tokens
+  Operand head;    // rows: classes
+  OutputMatrix dhidden, dhead;
+};
+
 struct LinearJob {
   LinearShape shape;
   LinearLayout layout;
   const KernelTable* kernels = nullptr;
-  Operand hidden;  // rows: tokens; null: the row stage alone
-  Operand head;    // rows: classes
-  Operand bias;    // rows: classes, one column; null: none
+  PartOperands own;       // hidden null: the row stage alone
+  PartOperands low_rank;  // null: none
+  Operand bias;           // rows: classes, one column; null: none
   LogitTransform transform;
   std::uint32_t sums = kNoSums;
   const float* class_weights = nullptr;   // of column 0; null: 1
@@ -154,9 +175,9 @@ struct LinearJob {
   Operand teacher_hidden, teacher_head, teacher_bias;  // of TargetKind::kLogits
   bool sweeps_forward = false;
   bool wants_gradients = false;
-  bool is_packed = false;              // by the forward of the same call, which has kept its logits as well
-  OutputMatrix dhidden, dhead, dbias;  // dbias: [V, 1]
-  bool accumulate = false;             // dhead and dbias are added to
+  bool is_packed = false;   // by the forward of the same call, which has kept its logits as well
+  OutputMatrix dbias;       // [V, 1]
+  bool accumulate = false;  // both dhead and dbias are added to
   std::byte* workspace = nullptr;
 };
 

@@ -45,6 +45,9 @@ struct OutputMatrix {
 using PackFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                               Compute compute, float* dst);
 
+using PackPartFunction = void (*)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                                  Compute compute, float* dst, std::int64_t first_word, std::int64_t panel_words);
+
 struct TileTable;  // backends/cpu/amx/tile_table.h
 
 struct MatmulTable {
@@ -52,10 +55,9 @@ struct MatmulTable {
   std::int64_t bfloat16_in_word;  // 2: kBfloat16 packs neighbours along k into one 32-bit word; 1: a word is always one float
   std::int64_t whole_words;       // words along k come in multiples of this if they are of two bfloat16; those beyond depth are 0
   PackFunction pack_a, pack_b;
-  // As pack_b, but for some of the k of a block whose panels are panel_words words long: dst is where the first of them goes, of
-  // a number that is a multiple of whole_words.
-  void (*pack_b_part)(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
-                      float* dst, std::int64_t panel_words);
+  // The same, but for some of the k of a block at dst whose panels are panel_words words long, from word first_word on, a
+  // multiple of whole_words.
+  PackPartFunction pack_a_part, pack_b_part;
 
   // c[i * c_stride + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n, k < depth, that of both packs; with kAdd the sum is
   // added to what is there (in tile registers as its first term). Its order is the same for any m, n and place in the panels.
@@ -80,6 +82,11 @@ struct MatmulTable {
     if (compute == Compute::kFloat32) return depth;
     const std::int64_t in_multiple = bfloat16_in_word * whole_words;
     return (depth + in_multiple - 1) / in_multiple * whole_words;
+  }
+  // Of a block whose k are those of two matrices, one after the other, each packed as a part: as if it had so many k.
+  std::int64_t depth_of_both(std::int64_t first, std::int64_t second, Compute compute) const {
+    if (second == 0 || compute == Compute::kFloat32) return first + second;
+    return words(first, compute) * bfloat16_in_word + second;
   }
   // Floats of a packed block of `rows` rows, `panel` being a_panel or b_panel; rounded up to 64 bytes, so that blocks can follow
   // each other.

@@ -49,6 +49,7 @@ struct MatmulKernels {
             MultipliesQuads<Simd> ? 2 : 1,
             &MatmulPacking<Simd, kRows>::pack,
             &MatmulPacking<Simd, kWidth>::pack,
+            &MatmulPacking<Simd, kRows>::pack_part,
             &MatmulPacking<Simd, kWidth>::pack_part,
             &multiply,
             &MatmulWriting<Simd>::write,

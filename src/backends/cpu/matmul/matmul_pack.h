@@ -46,14 +46,14 @@ struct MatmulPacking : private PackBlocks<Simd> {
 
   static void pack(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, Compute compute,
                    float* dst) {
-    pack_part(x, row, rows, k, depth, compute, dst, 0);
+    pack_part(x, row, rows, k, depth, compute, dst, 0, 0);
   }
   // panel_words 0: no more than these k.
   static void pack_part(const Operand& x, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                         Compute compute, float* dst,  // NOLINT(readability-non-const-parameter): a Block writes there
-                        std::int64_t panel_words) {
+                        std::int64_t first_word, std::int64_t panel_words) {
     Blocks::with_source(x, row, rows, k, depth, [&](const auto& source) {
-      pack_source(source, compute, Block{dst, panel_words});
+      pack_source(source, compute, Block{dst + first_word * kPanel, panel_words});
     });
   }
 

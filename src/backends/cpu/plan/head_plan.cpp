@@ -61,19 +61,19 @@ std::int64_t whole_panels(const tileloss_plan& plan, std::int64_t rows) {
 // Where dhead can hold z (or gradients) of all rows' tiles before it is written: [V,H] without gaps, or [H,V].
 KeptInDhead kept_in_dhead(const Problem& p, const tileloss_plan& plan, const LinearShape& s) {
   KeptInDhead kept;
-  if (!s.dhead || p.linear.accumulate != 0 || (!s.needs_target_sweep() && s.columns < s.tile)) return kept;
+  if (!s.own.dhead || p.linear.accumulate != 0 || (!s.needs_target_sweep() && s.columns < s.tile)) return kept;
   const tileloss_matrix& dhead = p.args.dhead;
   const std::int64_t kept_bytes = s.needs_target_sweep() ? s.dz_bytes() : s.kept_in_words ? 2 : 4;
   const std::int64_t bytes = element_bytes(dhead.dtype), elements = bytes / kept_bytes;  // in one of dhead's
   std::int64_t lines = 1;
-  if (dhead.col_stride == 1 && dhead.row_stride == s.width) {
-    kept.rows_of_line = s.width * elements;
-    kept.column_bytes = s.width * bytes;
+  if (dhead.col_stride == 1 && dhead.row_stride == s.own.width) {
+    kept.rows_of_line = s.own.width * elements;
+    kept.column_bytes = s.own.width * bytes;
   } else if (dhead.row_stride == 1 && dhead.col_stride >= s.total_columns) {
     kept.rows_of_line = elements;
     kept.line_bytes = dhead.col_stride * bytes;
     kept.column_bytes = bytes;
-    lines = s.width;
+    lines = s.own.width;
   } else {
     return kept;
   }
@@ -101,6 +101,20 @@ void set_target(const Problem& p, const tileloss_plan& plan, LinearShape& s) {
   if (p.linear.accumulate == 0 && s.row_chunk == p.rows) s.kept_in_dhead = kept_in_dhead(p, plan, s);
 }
 
+PartShape part_shape(const Problem& p, const tileloss_matrix& hidden, const tileloss_matrix& dhidden,
+                     const tileloss_matrix& dhead) {
+  PartShape part;
+  if (!present(hidden)) return part;
+  part.width = hidden.cols;
+  part.hidden_bytes = element_bytes(hidden.dtype);
+  part.dhidden = p.needs_backward && present(dhidden);
+  part.dhead = p.needs_backward && present(dhead);
+  const bool adds_in_place = part.dhead && dhead.dtype == TILELOSS_FLOAT32;
+  part.dhead_across = adds_in_place && dhead.col_stride != 1 && dhead.row_stride == 1;
+  part.dhead_in_place = adds_in_place && (dhead.col_stride == 1 || part.dhead_across);
+  return part;
+}
+
 }  // namespace
 
 Compute compute_of(const Problem& p) { return p.compute == TILELOSS_BFLOAT16 ? Compute::kBfloat16 : Compute::kFloat32; }
@@ -111,16 +125,11 @@ LinearShape linear_shape(const Problem& p, const tileloss_plan& plan) {
   s.rows = p.rows;
   s.columns = p.columns;
   s.total_columns = p.total_columns;
-  s.width = p.args.hidden.cols;
-  s.hidden_bytes = present(p.args.hidden) ? element_bytes(p.args.hidden.dtype) : 0;
+  s.own = part_shape(p, p.args.hidden, p.args.dhidden, p.args.dhead);
+  s.low_rank = part_shape(p, p.args.hidden_r, p.args.dhidden_r, p.args.dhead_r);
   s.compute = compute_of(p);
   s.forward = (p.needs_forward || p.loss->needs_target_sweep()) && p.total_columns > 0;
-  s.dhidden = p.needs_backward && present(p.args.dhidden);
-  s.dhead = p.needs_backward && present(p.args.dhead);
   s.dbias = p.needs_backward && present(p.args.dbias);
-  const bool adds_in_place = s.dhead && p.args.dhead.dtype == TILELOSS_FLOAT32;
-  s.dhead_across = adds_in_place && p.args.dhead.col_stride != 1 && p.args.dhead.row_stride == 1;
-  s.dhead_in_place = adds_in_place && (p.args.dhead.col_stride == 1 || s.dhead_across);
   s.bias = present(p.args.bias);
   s.softcap = p.logit.softcap > 0;
   s.allowed = present(p.args.allowed);
@@ -165,16 +174,18 @@ double predict_linear_ms(const Problem& p, const tileloss_plan& plan) {
   constexpr double kBytesPerSecond = 8.5e9, kMultiplyAddsPerSecond = 1e11, kAmxMultiplyAddsPerSecond = 8e11;
   if (p.rows == 0 || p.columns == 0) return 0;
   const LinearShape s = linear_shape(p, plan);
-  const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.width);
+  const double columns = static_cast<double>(s.columns), weights = columns * static_cast<double>(s.own.width);
   const double again = s.backward() && !s.needs_target_sweep() ? 1 - share_kept(s) : 0;
-  const double products = (s.forward ? 1 : 0) + again + (s.dhidden ? 1 : 0) + (s.dhead ? 1 : 0);
+  const auto cost_of = [&](const PartShape& part) {
+    return ((s.forward ? 1 : 0) + again + (part.dhidden ? 1 : 0) + (part.dhead ? 1 : 0)) * static_cast<double>(part.width);
+  };
   const bool uses_amx = kernels(plan.cpu.isa).matmul.uses_amx(s.compute);
   const double rate = (uses_amx ? kAmxMultiplyAddsPerSecond : kMultiplyAddsPerSecond) * plan.cpu.threads;
   const double bandwidth = kBytesPerSecond * std::min(plan.cpu.threads, kPlannedThreads[0]);
   const std::int64_t more_chunks = (s.rows - 1) / std::max<std::int64_t>(s.row_chunk, 1);
   double moved = static_cast<double>(more_chunks) * weights *
-                 (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.dhead ? 8 : 0));
-  double multiply_adds = products * static_cast<double>(s.rows) * weights;
+                 (2.0 * static_cast<double>(element_bytes(p.args.head.dtype)) + (s.own.dhead ? 8 : 0));
+  double multiply_adds = (cost_of(s.own) + cost_of(s.low_rank)) * static_cast<double>(s.rows) * columns;
   if (s.needs_target_sweep()) {
     const double teacher = columns * static_cast<double>(s.target.width),
                  parts = std::ceil(static_cast<double>(s.rows) / static_cast<double>(s.target.rows));

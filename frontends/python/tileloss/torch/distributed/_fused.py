@@ -26,7 +26,7 @@ class ValueAndGradient:
     def __init__(
         self, request: Request, given: Operands, needs: Sequence[bool], group: Group
     ) -> None:
-        hidden, head, bias = given.matrices
+        hidden, head, bias, *_ = given.matrices
         assert hidden is not None and head is not None
         self._request, self._given = request, given
         self._exchange = Exchange(request, given, request.bits(), group)

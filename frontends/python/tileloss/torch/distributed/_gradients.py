@@ -55,7 +55,7 @@ def _head_gradients(
 ) -> tuple[Tensor | None, ...]:
     """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own. The head's is None where it is
     added to a tensor of the caller's."""
-    hidden, head, bias = given.matrices
+    hidden, head, bias, *_ = given.matrices
     assert hidden is not None and head is not None
     dhidden = Sum(hidden.shape, group, hidden.device) if needs[0] else None
     head_grad = request.head_grad if needs[1] else None

@@ -21,17 +21,15 @@ from tileloss.torch._arguments import (
     Options,
     Student,
     Value,
-    check_apart,
-    checked_head,
     checked_logits,
     checked_tensors,
     encode,
     is_per_row,
     is_probabilities,
-    refuse_with_head_grad,
 )
 from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
 from tileloss.torch._dtensor import is_dtensor
+from tileloss.torch._head import check_apart, checked_head, operands, refuse_with_head_grad
 from tileloss.torch._operators import is_traced
 from tileloss.torch._outputs import DistillationRows, RowOutputs, checked_outputs
 from tileloss.torch.distributed import _shards
@@ -213,14 +211,8 @@ def _prepare(given: Given) -> Prepared:
             )
     if given.is_linear:
         weight, bias = given.linear_weight, given.linear_bias
-        student = checked_head(
-            given.input,
-            weight,
-            bias,
-            given.compute_dtype,
-            given.workspace_bytes,
-            given.linear_weight_grad,
-        )
+        settings = given.compute_dtype, given.workspace_bytes, given.linear_weight_grad
+        student = checked_head(given.input, *operands(weight, bias, None, *settings))
         if student.adds:
             check_apart(given.linear_weight_grad, student.matrices)
     else:
@@ -351,7 +343,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
 
 def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:
     student, labels = arguments.student, arguments.operands.labels
-    head, bias = student.matrices[1:] if given.is_linear else (None, None)
+    head, bias = student.matrices[1:3] if given.is_linear else (None, None)
     return Facts(
         columns=student.vocab,
         vocab_start=-1 if given.vocab_start is None else given.vocab_start,
