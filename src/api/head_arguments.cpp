@@ -75,7 +75,7 @@ Status resolve_head(Problem& p) {
                     dtype_name(a.dbias.dtype));
   }
   if (is_backward && std::ranges::none_of(gradients, [](const auto& gradient) { return gradient.second; }))
-    return expected("dhidden", "it, dhead or dbias in a backward", "none of them");
+    return expected("dhidden", "it, dhead, dbias, dhidden_r or dhead_r in a backward", "none of them");
   p.rows = a.hidden.rows;
   p.total_columns = a.head.rows;
   p.storage = TILELOSS_FLOAT32;

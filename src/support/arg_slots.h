@@ -46,7 +46,7 @@ struct TensorView {
 
 // Calls visit(TensorView&) for every tensor that is present, in the order of the library's table: matrices, then vectors, then
 // the row state's arrays. What it changes of data, and of the stride and the groups of a matrix, is written back. A row state is
-// an input where `pass` starts from one. `adds`: the call accumulates dhead and dbias.
+// an input where `pass` starts from one. `adds`: the call accumulates dhead, dhead_r and dbias.
 template <class Visit>
 void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit, bool adds = false) {
   const int64_t group_rows = args.row_groups.rows;

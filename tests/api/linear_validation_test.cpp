@@ -120,7 +120,7 @@ TEST(LinearValidation, TensorsAndShapes) {
        {"dhidden_r", "none without hidden_r and head_r", "a tensor", [](LinearCall& c) { c.given.dhidden_r = c.given.dhidden; }},
        {"dhead_r", "none without hidden_r and head_r", "a tensor", [](LinearCall& c) { c.given.dhead_r = c.given.dhead; }},
        {"dbias.stride", "not 0 for an output", "0", [](LinearCall& c) { c.given.dbias.stride = 0; }},
-       {"dhidden", "it, dhead or dbias in a backward", "none of them",
+       {"dhidden", "it, dhead, dbias, dhidden_r or dhead_r in a backward", "none of them",
         [](LinearCall& c) {
           c.given.dhidden = c.given.dhead = {};
           c.given.dbias = {};

@@ -135,6 +135,24 @@ def test_lora_on_the_head_is_that_of_the_active_adapters(which: str) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=0)
 
 
+def test_hooks_on_lora_of_the_head_are_refused() -> None:
+    adapted = with_lora(patch(build("llama"), logits_in_evaluation=False), target_modules=IN_HEAD)
+    adapted.add_adapter("second", copy.deepcopy(adapted.peft_config["default"]))
+    inputs = batch()
+    names = ["second"] * len(inputs["input_ids"])
+    with pytest.raises(
+        ValueError, match=r"peft's Linear without hooks, .*adapter_names.* got one with hooks"
+    ):
+        adapted.eval()(**inputs, adapter_names=names)
+    handle = adapted.get_base_model().lm_head.lora_B["default"].register_forward_hook(print)
+    with pytest.raises(
+        ValueError, match=r"expected plain LoRA .* got hooks of lora_B\['default'\]"
+    ):
+        adapted.train()(**inputs)
+    handle.remove()
+    assert adapted(**inputs).logits is None
+
+
 def test_a_variant_of_lora_in_the_head_is_refused_with_what_to_do() -> None:
     message = (
         r"LlamaForCausalLM\.lm_head: expected plain LoRA on the LM head, got a variant .* in adapter 'default': leave the head "

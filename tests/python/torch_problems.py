@@ -79,7 +79,7 @@ def weighted_sum(rows: tl.RowOutputs, p: Problem) -> Tensor:
     assert rows.lse is not None
     assert rows.entropy is not None
     # Of several labels each counts for itself.
-    logp = rows.logp if rows.logp.dim() == rows.lse.dim() else rows.logp.square().sum(-1)
+    logp = rows.logp if rows.logp.ndim == rows.lse.ndim else rows.logp.square().sum(-1)
     return (p.row_weights * (logp - 0.3 * rows.lse + 0.2 * rows.entropy)).sum()
 
 

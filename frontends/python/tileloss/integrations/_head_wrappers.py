@@ -23,6 +23,8 @@ from tileloss.integrations import _forward_source
 
 Function = Callable[[torch.Tensor], Any]
 
+_MOST_RANKS = 512  # of a head's low-rank part
+
 _UNIT: tuple[Any, ...] = ()
 _WRAPPER: tuple[Any, ...] = ()
 if torch.distributed.is_available():
@@ -169,27 +171,43 @@ def with_trained_tokens(module: torch.nn.Module, weight: Any, bias: Any) -> Any:
     return module.get_merged_weights(active)
 
 
-def low_rank_of(place: str, module: Any, hidden: torch.Tensor) -> Any:
-    """What LoRA adds to the head's product, as ``low_rank`` of the loss: the hidden states through the active adapters' first
-    weights, dropped out and scaled as they do it, and their second weights, side by side. None: nothing.
+def check_adapters(place: str, module: Any) -> None:
+    """Raises ValueError where a module of peft's around the head, which is never called, does more than is known here."""
+    if not type(module).__module__.startswith("peft."):
+        return
+    what = unknown_around(module)
+    if what is not None:
+        raise ValueError(
+            f"{place}: expected peft's {type(module).__name__} without hooks, as a batch of several adapters (adapter_names) has "
+            f"them, got one with {what}; tileloss never calls it"
+        )
+    adapters = _active_lora(module)
+    rank = sum(module.lora_A[name].out_features for name in adapters)
+    for name in adapters:
+        second = module.lora_B[name]
+        is_plain = name not in module.lora_variant and is_linear(second) and second.bias is None
+        if not is_plain:
+            what = f"a variant (DoRA, for instance), or a bias, in adapter {name!r}"
+        elif (around := unknown_around(second)) is not None:
+            what = f"{around} of lora_B[{name!r}]"
+        elif rank > _MOST_RANKS:
+            what = f"ranks that add up to {rank}, of {_MOST_RANKS} at most"
+        elif second.weight.device.type != "cpu":
+            what = f"adapter {name!r} on {second.weight.device.type}, of the CPU alone"
+        else:
+            continue
+        raise ValueError(
+            f"{place}: expected plain LoRA on the LM head, got {what}: leave the head out of target_modules, or train it whole "
+            "by modules_to_save=[...] in place of that"
+        )
 
-    Raises ValueError for adapters that add another thing than a product of two weights.
-    """
-    if type(module) not in _lora_linear():
-        return None
-    if module.disable_adapters and module.merged:
-        module.unmerge()
-    if module.disable_adapters or module.merged:
-        return None
-    active = [name for name in module.active_adapters if name in module.lora_A]
+
+def low_rank_of(module: Any, hidden: torch.Tensor) -> Any:
+    """What LoRA adds to the head's product, as ``low_rank`` of the loss: the hidden states through the active adapters' first
+    weights, dropped out and scaled as they do it, and their second weights, side by side. None: nothing."""
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for name in active:
+    for name in _active_lora(module):
         first, second = module.lora_A[name], module.lora_B[name]
-        if name in module.lora_variant or second.bias is not None:
-            raise ValueError(
-                f"{place}: expected plain LoRA on the LM head, got a variant (DoRA, for instance) or a bias in adapter {name!r}: "
-                "leave the head out of target_modules, or train it whole by modules_to_save=[...] in place of that"
-            )
         given = module._cast_input_dtype(hidden, first.weight.dtype)
         parts.append(
             (first(module.lora_dropout[name](given)) * module.scaling[name], second.weight)
@@ -197,6 +215,17 @@ def low_rank_of(place: str, module: Any, hidden: torch.Tensor) -> Any:
     if len(parts) < 2:
         return parts[0] if parts else None
     return torch.cat([x for x, _ in parts], dim=-1), torch.cat([b for _, b in parts], dim=-1)
+
+
+def _active_lora(module: Any) -> list[str]:
+    """The adapters that add something to the product."""
+    if type(module) not in _lora_linear():
+        return []
+    if module.disable_adapters and module.merged:
+        module.unmerge()
+    if module.disable_adapters or module.merged:
+        return []
+    return [name for name in module.active_adapters if name in module.lora_A]
 
 
 def is_of_zero3(weight: Any) -> bool:

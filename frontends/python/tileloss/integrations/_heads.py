@@ -120,7 +120,7 @@ class HeadPlan:
         low_rank = None
         for module, _ in steps:
             weight = _head_wrappers.with_trained_tokens(module, weight, linear.bias)
-            low_rank = low_rank or _head_wrappers.low_rank_of(place, module, hidden)
+            low_rank = low_rank or _head_wrappers.low_rank_of(module, hidden)
         return Matrices(place, weight, linear.bias, low_rank, _head_wrappers.is_cut(linear))
 
     def parameters(self, model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

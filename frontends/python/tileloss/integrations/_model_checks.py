@@ -39,6 +39,8 @@ def check_model(model: PreTrainedModel, plan: ForwardPlan, head: HeadPlan) -> No
     linear, path = head.linear(model), head.linear_path
     if not _head_wrappers.is_linear(linear):
         raise ValueError(f"{name}.{path}: {_head_wrappers.not_linear(linear)}")
+    for _, module in head.named_modules(model):
+        _head_wrappers.check_adapters(f"{name}.{path}", module)
     _head_wrappers.refuse_zero3(f"{name}.{path}", linear.weight)
     if linear.weight.dtype not in FLOATS:
         raise ValueError(

@@ -184,7 +184,7 @@ def _register_two_passes(op: Operators, adds: bool = False) -> None:
                 return add_head_gradient((*upstream, first, *rest), needs, ctx.head_grad)
             asked = [name for name, need in zip(op.gradients, needs, strict=False) if need]
             found = run(name, (*upstream, first, *rest, ",".join(asked)))
-            return tuple(g if need else None for g, need in zip(found, needs, strict=False))
+            return tuple([g if need else None for g, need in zip(found, needs, strict=False)])
         if not needs[0]:
             return ()
         if ctx.in_place:

@@ -27,8 +27,10 @@ struct AllowedScratch {
   static std::int64_t bytes(const ScratchShape& s) {
     if (!s.has_allowed) return 0;
     return row_bytes(s, s.element_bytes) + row_bytes(s, s.target_bytes) + row_bytes(s, s.has_class_weights ? 4 : 0) +
-           round_up(s.known_columns, 16) * 12 + (s.known_columns > 0 ? round_up((s.columns + 31) / 32 * 4, 64) : 0);
+           round_up(s.known_columns, 16) * 12 + (has_ranks(s) ? round_up((s.columns + 31) / 32 * 4, 64) : 0);
   }
+  // Many columns of a row are looked up.
+  static bool has_ranks(const ScratchShape& s) { return s.known_columns > 0 || s.labels_per_row > 0; }
 
  private:
   static std::int64_t row_bytes(const ScratchShape& s, std::int64_t element) { return round_up(s.columns * element, 64); }
@@ -76,7 +78,8 @@ class AllowedRows : public RowWorker {
     RowResult visit(std::int64_t, const TargetStats& stats) override { return all_.visitor_.visit(row_, in_place(stats)); }
     std::int64_t label_column(std::int64_t, std::int64_t k) const override {
       const std::int64_t label = all_.visitor_.label_column(row_, k);
-      return label < 0 ? label : set_.rank(label);
+      if (label < 0) return label;
+      return all_.job_.labels_per_row > 0 ? all_.rank(row_, label) : set_.rank(label);
     }
     double logp_grad(std::int64_t, std::int64_t k) const override { return all_.visitor_.logp_grad(row_, k); }
     void finished(std::int64_t) override {
@@ -127,6 +130,7 @@ class AllowedRows : public RowWorker {
       if (target_.kind == TargetKind::kProbabilities) job.target.outside = outside(i, set);
     }
     job.target.classes = job.columns;
+    if (AllowedScratch::has_ranks(job_.shape)) rank_words(i);
     if (target_.kind == TargetKind::kColumns) gather_known(i, set, job.target.columns);
     Alone alone(*this, i, set);
     Worker worker(job, alone, SweepScratch(memory_, job.shape));
@@ -134,17 +138,23 @@ class AllowedRows : public RowWorker {
     worker.drain();
   }
 
-  // What a sparse teacher knows, by rank; of a column that is not allowed it knows nothing.
-  void gather_known(std::int64_t i, const AllowedSet& set, ColumnInput& known) const {
+  void rank_words(std::int64_t i) const {
     std::int32_t before = 0;
     for (std::int64_t w = 0; w * 32 < job_.columns; ++w) {
       copies_.ranks[w] = before;
       before += static_cast<std::int32_t>(job_.allowed(i, w * 32, std::min<std::int64_t>(32, job_.columns - w * 32)).count());
     }
+  }
+  std::int64_t rank(std::int64_t i, std::int64_t column) const {
+    return copies_.ranks[column / 32] + job_.allowed(i, column / 32 * 32, 32).rank(column % 32);
+  }
+
+  // What a sparse teacher knows, by rank; of a column that is not allowed it knows nothing.
+  void gather_known(std::int64_t i, const AllowedSet& set, ColumnInput& known) const {
     for (std::int64_t k = 0; k < known.count; ++k) {
       const std::int64_t id = target_.columns.id(target_index(i), k);
       const bool is_known = id >= 0 && set.has(id);
-      copies_.ids[k] = is_known ? copies_.ranks[id / 32] + job_.allowed(i, id / 32 * 32, 32).rank(id % 32) : -1;
+      copies_.ids[k] = is_known ? rank(i, id) : -1;
       if (is_known) copies_.logprobs[k] = target_.columns.log_q(target_index(i), k);
     }
     known = {copies_.ids, true, 0, 1, {copies_.logprobs, kStorageFloat32, 0, 1}, known.count};

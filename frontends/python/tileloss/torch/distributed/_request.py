@@ -88,7 +88,13 @@ class Request(NamedTuple):
             if side is None
             else (
                 side,
-                Operands(own, (), given.labels, allowed, given.scalars[number : number + 1]),
+                Operands(
+                    (*own, *(None,) * (len(side.arguments.matrices) - len(own))),
+                    (),
+                    given.labels,
+                    allowed,
+                    given.scalars[number : number + 1],
+                ),
             )
             for number, (side, own) in enumerate(zip(self.sides, matrices, strict=True), start=1)
         ]
