@@ -82,8 +82,13 @@ def unknown_around(module: torch.nn.Module) -> str | None:
     is_known = forward is None or getattr(forward, "__func__", None) is type(module).forward
     if not (is_known or is_cut(module) or _has_accelerate_hook(module)):
         return "a forward of its own"
+    return "hooks" if has_hooks(module) else None
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether it has hooks that would be lost."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return None if all(map(_is_hook_of_fsdp, hooks)) else "hooks"
+    return not all(map(_is_hook_of_fsdp, hooks))
 
 
 def _is_hook_of_fsdp(hook: Callable[..., Any]) -> bool:
@@ -175,11 +180,10 @@ def check_adapters(place: str, module: Any) -> None:
     """Raises ValueError where a module of peft's around the head, which is never called, does more than is known here."""
     if not type(module).__module__.startswith("peft."):
         return
-    what = unknown_around(module)
-    if what is not None:
+    given = (getattr(hook, "func", hook) for hook in module._forward_pre_hooks.values())
+    if any(_forward_source.module_of(hook).startswith("peft.") for hook in given):
         raise ValueError(
-            f"{place}: expected peft's {type(module).__name__} without hooks, as a batch of several adapters (adapter_names) has "
-            f"them, got one with {what}; tileloss never calls it"
+            f"{place}: expected a batch of one adapter, as peft's {type(module).__name__} is never called, got adapter_names"
         )
     adapters = _active_lora(module)
     rank = sum(module.lora_A[name].out_features for name in adapters)
@@ -188,8 +192,8 @@ def check_adapters(place: str, module: Any) -> None:
         is_plain = name not in module.lora_variant and is_linear(second) and second.bias is None
         if not is_plain:
             what = f"a variant (DoRA, for instance), or a bias, in adapter {name!r}"
-        elif (around := unknown_around(second)) is not None:
-            what = f"{around} of lora_B[{name!r}]"
+        elif has_hooks(second):
+            what = f"hooks of lora_B[{name!r}]"
         elif rank > _MOST_RANKS:
             what = f"ranks that add up to {rank}, of {_MOST_RANKS} at most"
         elif second.weight.device.type != "cpu":
