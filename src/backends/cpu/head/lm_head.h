@@ -114,7 +114,7 @@ struct NamedBytes {
   std::int64_t bytes;
 };
 
-// Offsets in bytes, multiples of 64.
+// Offsets in bytes, multiples of 64, as all of a layout.
 struct PartLayout {
   std::int64_t packed_across = 0;  // a row chunk's hidden for dhead
   std::int64_t packed_head = 0;    // a chunk of the head for dhidden
@@ -177,7 +177,7 @@ struct LinearJob {
   bool wants_gradients = false;
   bool is_packed = false;   // by the forward of the same call, which has kept its logits as well
   OutputMatrix dbias;       // [V, 1]
-  bool accumulate = false;  // both dhead and dbias are added to
+  bool accumulate = false;  // each part's dhead, and dbias, are added to
   std::byte* workspace = nullptr;
 };
 
