@@ -89,7 +89,8 @@ class DeviceCall final : public Call {
     if constexpr (requires { loss_.prepare(steps_); }) loss_.prepare(steps_);
   }
   void couple() override {
-    if constexpr (requires { loss_.couple(steps_, states()); }) loss_.couple(steps_, states());
+    const RowStates all = states();  // for nvcc, to which no requirement holds that calls a member of this class, or says so
+    if constexpr (requires { loss_.couple(steps_, all); }) loss_.couple(steps_, all);
   }
   bool keeps_states() const override {
     if constexpr (requires { device_.holds_rows(); }) return !device_.holds_rows();
