@@ -7,7 +7,7 @@ lint.py files ROOT               snake_case names; no file in src and frontends 
 lint.py recipes ROOT             a divergence, options, row outputs and a loss are named by hand in the files of HACKING.md's
                                  recipes alone
 lint.py kernels ROOT             the first statement of each CUDA kernel is begin_kernel(): what comes before it may race with the
-                                 kernel before
+                                 kernel before; and none counts zeros by <bit>'s functions, of which nvcc makes a constant
 lint.py sizes ROOT               no tracked file over 1 MB but those listed here (exit 77 where ROOT is no checkout)
 lint.py format ROOT              clang-format has nothing to change (exit 77 when it is not installed)
 lint.py symbols LIBRARY HEADER   the library exports the functions of the header and nothing else
@@ -177,6 +177,8 @@ NOT_IN_CORE = set(
     "stdio.h stdlib.h pthread.h unistd.h immintrin.h cuda.h cuda_runtime.h hip/hip_runtime.h".split()
 )
 CODE = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"}
+# libstdc++'s own code of these; std::popcount is right.
+COUNTS_ZEROS = re.compile(r"\bstd::(?:count[lr]_(?:zero|one)|bit_width|bit_ceil)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 SNAKE_CASE = re.compile(r"[a-z0-9]+([_.][a-z0-9]+)*")
 PYTHON_NAME = re.compile(
@@ -315,6 +317,9 @@ def lint_kernels(root):
                 findings.append(
                     f"{path.relative_to(root)}:{line}: a kernel that does not start with begin_kernel()"
                 )
+        for call in COUNTS_ZEROS.finditer(text) if "cuda" in path.parts else ():
+            line = text.count("\n", 0, call.start()) + 1
+            findings.append(f"{path.relative_to(root)}:{line}: {call[0]}, which nvcc makes a constant of")
     return findings if found else [f"no kernels under {root}"]
 
 

@@ -238,6 +238,11 @@ class Kernels(LintTest):
         self.write("src/backends/cuda/rows.cu", without)
         self.assert_names(lint.lint_kernels(self.root), "rows.cu:2")
 
+    def test_what_nvcc_makes_a_constant_of_is_named(self):
+        counts = self.BEGINS + "__device__ int f(unsigned x) { return std::countr_zero(x); }\n"
+        self.write("src/backends/cuda/rows.h", counts)
+        self.assert_names(lint.lint_kernels(self.root), "std::countr_zero, which nvcc")
+
     def test_no_kernels_do_not_pass(self):
         self.assert_names(lint.lint_kernels(self.root), "no kernels")
 

@@ -27,7 +27,10 @@ static __global__ void __launch_bounds__(kMaxThreads) count_allowed(SweepJob job
     std::uint32_t word = allowed.words == nullptr ? 0xffffffffu : load(allowed.words + j / 32);
     if (job.columns - j < 32) word &= (1u << (job.columns - j)) - 1;
     count += std::popcount(word);
-    for (; sums_weights && word != 0; word &= word - 1) weight += static_cast<double>(job.weight(j + std::countr_zero(word)));
+    for (; sums_weights && word != 0; word &= word - 1) {
+      const int lowest = std::popcount((word & -word) - 1);  // std::countr_zero() is 32 in nvcc 13's code, whatever the word
+      weight += static_cast<double>(job.weight(j + lowest));
+    }
   }
   count = reduce_block(count, counts, 0, [](std::int32_t a, std::int32_t b) { return a + b; });
   if (sums_weights) weight = reduce_block(weight, sums, 0.0, [](double a, double b) { return a + b; });
