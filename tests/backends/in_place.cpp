@@ -1,5 +1,6 @@
 // TILELOSS_TEST_DEVICE puts a device in the CPU's place, for the suites that know the host's memory alone: toy; cuda, the CUDA
-// backend on the host (tests/cuda_on_host); gpu, the CUDA backend itself. Plans stay the CPU's, as tests look at them.
+// backend on the host (tests/cuda_on_host), and cuda_of_an_h100, whose blocks are a real one's; gpu, the CUDA backend itself.
+// Plans stay the CPU's, as tests look at them.
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -36,9 +37,9 @@ const impl::Backend* device_named(std::string_view name) {
     return &toy;
   }
 #if defined(TILELOSS_CUDA_ON_HOST)
-  if (name == "cuda") {
+  if (name == "cuda" || name == "cuda_of_an_h100") {
     // With so little shared memory that the suites' rows take a block, a cluster of any size, or do not fit.
-    cuda_on_host::properties().shared_bytes_of_multiprocessor = 8 << 10;
+    if (name == "cuda") cuda_on_host::properties().shared_bytes_of_multiprocessor = 8 << 10;
     return &impl::cuda::cuda_backend();
   }
 #endif

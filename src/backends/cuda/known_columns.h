@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) sweep_other_columns(SweepJob j
   const float max = max_of(seen.max);
   largest = max_nan(max, max_of(largest));
   if (!(max == seen.max)) seen.move_to(max, exponents);
-  const float sum = reduce_block(seen.sum, parts, 0.0f, [](float a, float b) { return a + b; });
+  const float sum = reduce_block(static_cast<float>(seen.sum), parts, 0.0f, [](float a, float b) { return a + b; });
   if (threadIdx.x != 0) return;
   known[i].max = transform.exact_value(largest);
   known[i].log_mass = transform.exact_value(max) - known[i].max + std::log(static_cast<double>(sum));

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_block(SweepJob job,
   if (lane < static_cast<int>(blockDim.x) / kWarp) seen.load(parts + lane * seen.kNumbers, exponents);
   seen.add_lanes(exponents);
   if (threadIdx.x == 0) {
-    part.sums[i] = {seen.max, seen.sum};
+    part.sums[i] = {seen.max, static_cast<float>(seen.sum)};
     if (label >= 0 && part.label_logits != nullptr) part.label_logits[i] = load(row.data + label);
   }
   if constexpr (kKeeps) {

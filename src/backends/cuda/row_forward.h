@@ -84,12 +84,13 @@ __device__ inline float largest_of(const T* row, std::int64_t columns, const All
   return reduce_block(largest, parts, -kInfinity, [](float a, float b) { return max_nan(a, b); });
 }
 
-// What a thread has seen of a row, its label left out. Sums are of 2^t.
+// What a thread has seen of a row, its label left out. Sums are of 2^t. A gradient in float32 shows each rounding of the first.
 template <class T, bool kIsPlain>
 struct Seen {
+  using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
   float max = -kInfinity;  // logit, as it lies in memory
   typename Exponents<T, kIsPlain>::Top top;
-  float sum = 0;
+  Sum sum = 0;
   float entropy = 0, collision = 0;  // of t 2^t, and of 4^t
   float smoothing = 0, weight = 0;   // of c t, and of c
 
@@ -103,7 +104,7 @@ struct Seen {
     max = new_max;
     top = new_top;
     if constexpr (!kIsPlain) {
-      entropy = factor == 0 ? 0 : factor * (entropy + shift * sum);
+      entropy = factor == 0 ? 0 : factor * (entropy + shift * static_cast<float>(sum));
       collision *= factor * factor;
       if (weight != 0 && !is_empty) smoothing += shift * weight;
     }
@@ -128,22 +129,24 @@ struct Seen {
 #pragma unroll
     for (int k = kWarp / 2; k > 0; k /= 2) all = max_nan(all, __shfl_xor_sync(kAllLanes, all, k));
     if (!(all == max)) move_to(all, exponents);
-    each_sum([](float& x) {
+    each_sum([](auto& x) {
 #pragma unroll
       for (int k = kWarp / 2; k > 0; k /= 2) x += __shfl_xor_sync(kAllLanes, x, k);
     });
   }
 
   // As kNumbers numbers, for other threads.
-  static constexpr int kNumbers = kIsPlain ? 2 : 6;
+  static constexpr int kNumbers = (kIsPlain ? 2 : 6) + sizeof(Sum) / 8;
   __device__ __forceinline__ void save(float* to) {
     *to = max;
-    each_sum([&](float& x) { *++to = x; });
+    each_sum([&](auto& x) { *++to = static_cast<float>(x); });
+    if constexpr (sizeof(Sum) == 8) *++to = static_cast<float>(sum - static_cast<float>(sum));
   }
   __device__ __forceinline__ void load(const float* from, const Exponents<T, kIsPlain>& exponents) {
     max = *from;
     top = exponents.top(max);
-    each_sum([&](float& x) { x = *++from; });
+    each_sum([&](auto& x) { x = *++from; });
+    if constexpr (sizeof(Sum) == 8) sum += *++from;
   }
 
  private:
@@ -153,6 +156,17 @@ struct Seen {
     if constexpr (!kIsPlain) visit(entropy), visit(collision), visit(smoothing), visit(weight);
   }
 };
+
+// Pairs, then pairs of pairs: beside a 1 each number is rounded a few times, and not once for each that comes after it.
+template <int kCount>
+__device__ __forceinline__ float sum_in_pairs(float (&numbers)[kCount]) {
+#pragma unroll
+  for (int apart = 1; apart < kCount; apart *= 2) {
+#pragma unroll
+    for (int q = 0; q + apart < kCount; q += 2 * apart) numbers[q] += numbers[q + apart];
+  }
+  return numbers[0];
+}
 
 // Those of these columns that are `in`, a bit each.
 template <class T, bool kIsPlain>
@@ -164,20 +178,27 @@ __device__ __forceinline__ void see(Seen<T, kIsPlain>& seen, const float (&x)[Gr
     if ((in >> q & 1) != 0) max = max_nan(max, x[q]);
   }
   if (!(max == seen.max)) seen.move_to(max, exponents);
+  constexpr int kCount = Group<T>::kCount;
+  float powers[kCount] = {}, entropies[kCount] = {}, collisions[kCount] = {};
 #pragma unroll
-  for (int q = 0; q < Group<T>::kCount; ++q) {
+  for (int q = 0; q < kCount; ++q) {
     if ((in >> q & 1) == 0) continue;
     const auto [t, e] = exponents.power(x[q], seen.top);
-    seen.sum += e;
+    powers[q] = e;
     if constexpr (!kIsPlain) {
-      if (e != 0) seen.entropy += e * t;
-      seen.collision += e * e;
+      if (e != 0) entropies[q] = e * t;
+      collisions[q] = e * e;
       if ((job.sums & kSmoothingSum) != 0) {
         const float c = job.weight(column + q);
         seen.smoothing += c * t;
         seen.weight += c;
       }
     }
+  }
+  seen.sum += sum_in_pairs(powers);
+  if constexpr (!kIsPlain) {
+    seen.entropy += sum_in_pairs(entropies);
+    seen.collision += sum_in_pairs(collisions);
   }
 }
 
@@ -214,12 +235,15 @@ struct SeenPairs {
       sum = sum == 0 ? 0 : sum * exp2_approx(moved - bias);
       bias = moved;
     }
+    float sums[kGroups];
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
-      const Group<T> x = Group<T>::unpacked(groups[k]);
+      Group<T> x = Group<T>::unpacked(groups[k]);
 #pragma unroll
-      for (int q = 0; q < Group<T>::kCount; ++q) sum += exp2_approx(std::fma(x.values[q], scale, bias));
+      for (float& value : x.values) value = exp2_approx(std::fma(value, scale, bias));
+      sums[k] = sum_in_pairs(x.values);
     }
+    sum += sum_in_pairs(sums);
   }
 };
 
@@ -325,7 +349,8 @@ __device__ inline RowState finish_state(const Seen<T, kIsPlain>& others, bool ha
     if (is_empty || std::isnan(s.label_logit)) s.max = s.label_logit;
   }
   if (!std::isfinite(s.max)) return s;
-  double sum = others.sum, entropy = others.entropy / transform.log2e, collision = others.collision;
+  // In float32, as the blocks of an LM head keep it: for the same bits.
+  double sum = static_cast<float>(others.sum), entropy = others.entropy / transform.log2e, collision = others.collision;
   double smoothing = others.smoothing / transform.log2e;
   if (has_label) {
     const double label = transform.exact_value(label_logit), top = transform.exact_value(others.max);
@@ -390,7 +415,7 @@ __device__ __forceinline__ SecondLook look_again(const Source& source, const Spa
 
 // The row's state, in the first thread of the cluster's first block, from what each thread has seen of its block's span; the
 // others get none. `parts` is of each block.
-using WarpSums = float[kWarp * 6];
+using WarpSums = float[kWarp * 7];
 template <class T, bool kIsPlain, class Source>
 __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, WarpSums& parts, const Source& source,
                                                      const Span& span, std::int64_t i, std::int64_t label, float label_logit,
@@ -404,11 +429,27 @@ __device__ __forceinline__ RowState state_of_cluster(Seen<T, kIsPlain> seen, War
   cluster_sync();
   RowState state;
   if (cluster_rank() == 0 && warp == 0) {
+    // Some of the other blocks' at once: all of them one after the other would be most of what the cluster waits for.
+    constexpr unsigned kAtOnce = kIsPlain ? kMaxCluster : 1;
+    const bool has_warp = lane < static_cast<int>(blockDim.x) / kWarp;
     seen = Seen<T, kIsPlain>(exponents);
-    for (unsigned rank = 0; rank < ranks && lane < static_cast<int>(blockDim.x) / kWarp; ++rank) {
-      Seen<T, kIsPlain> other(exponents);
-      other.load(cluster_peer(&parts[lane * kNumbers], rank), exponents);
-      seen.add(other, exponents);
+#pragma unroll 1
+    for (unsigned from = 0; from < ranks && has_warp; from += kAtOnce) {
+      float others[kAtOnce][kNumbers];
+#pragma unroll
+      for (unsigned k = 0; k < kAtOnce; ++k) {
+        if (from + k >= ranks) continue;
+        const float* const peer = cluster_peer(&parts[lane * kNumbers], from + k);
+#pragma unroll
+        for (int n = 0; n < kNumbers; ++n) others[k][n] = peer[n];
+      }
+#pragma unroll
+      for (unsigned k = 0; k < kAtOnce; ++k) {
+        if (from + k >= ranks) continue;
+        Seen<T, kIsPlain> other(exponents);
+        other.load(others[k], exponents);
+        seen.add(other, exponents);
+      }
     }
     seen.add_lanes(exponents);
   }
