@@ -203,8 +203,10 @@ struct FreeOnStream {
 };
 using StreamMemory = std::unique_ptr<std::byte, FreeOnStream>;
 
-// Lets a kernel's blocks have all the shared memory that the current device has for one. The same whatever a launch needs, which
-// another thread's launch of that kernel could take away otherwise; and no work of a stream's: allowed while it is captured.
+// Lets a kernel's blocks have all the shared memory that the current device has for one, and the multiprocessors as many blocks as
+// they have memory for: left to itself the driver kept a quarter of it as cache on an H100, and with it one block of five. The
+// same whatever a launch needs, which another thread's launch of that kernel could take away otherwise; and no work of a
+// stream's: allowed while it is captured.
 inline cudaError_t allow_shared_memory(const void* kernel) {
   static std::mutex mutex;
   static auto& allowed = *new std::set<std::pair<const void*, int>>();  // for good, as what calls it
@@ -217,6 +219,8 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&own, kernel);
   most -= static_cast<int>(own.sharedSizeBytes);
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error == cudaSuccess) allowed.emplace(kernel, device);
   return error;
 }
