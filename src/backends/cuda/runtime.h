@@ -203,8 +203,8 @@ struct FreeOnStream {
 };
 using StreamMemory = std::unique_ptr<std::byte, FreeOnStream>;
 
-// Lets a kernel's blocks have all the shared memory that the current device has for one, and the multiprocessors as many blocks as
-// they have memory for: left to itself the driver kept a quarter of it as cache on an H100, and with it one block of five. The
+// Lets a kernel's blocks have all the shared memory that the current device has for one, and the multiprocessors as many blocks
+// as they have memory for: left to itself the driver kept a quarter of it as cache on an H100, and with it one block of five. The
 // same whatever a launch needs, which another thread's launch of that kernel could take away otherwise; and no work of a
 // stream's: allowed while it is captured.
 inline cudaError_t allow_shared_memory(const void* kernel) {
@@ -225,7 +225,7 @@ inline cudaError_t allow_shared_memory(const void* kernel) {
   return error;
 }
 
-// Whether launches may overlap: TILELOSS_CUDA_PDL=1, as it was at the first launch. No GPU has run that yet.
+// Whether launches may overlap: TILELOSS_CUDA_PDL=1, as it was at the first launch.
 inline bool may_overlap() {
   static const bool is_asked_for = [] {
     const char* const asked = std::getenv("TILELOSS_CUDA_PDL");

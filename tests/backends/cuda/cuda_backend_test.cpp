@@ -235,8 +235,8 @@ TEST_F(OnCuda, APlanSaysHowRowsAreRead) {
   EXPECT_EQ(facts_of(300), "32 1 cluster ");
   EXPECT_EQ(facts_of(50257), "384 1 cluster ");
   EXPECT_EQ(facts_of(128256), "256 4 cluster ");
-  EXPECT_EQ(facts_of(151936), "160 8 cluster ");
-  EXPECT_EQ(facts_of(151936, TILELOSS_CUDA_KERNEL_TWO_READS), "160 8 two_reads ");
+  EXPECT_EQ(facts_of(151936), "128 8 cluster ");
+  EXPECT_EQ(facts_of(151936, TILELOSS_CUDA_KERNEL_TWO_READS), "128 8 two_reads ");
   EXPECT_EQ(facts_of(900000), "384 8 cluster ");
   EXPECT_EQ(facts_of(1000000), "384 1 two_reads ");
   EXPECT_THAT(facts_of(1000000, TILELOSS_CUDA_KERNEL_CLUSTER),
