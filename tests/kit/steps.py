@@ -185,19 +185,9 @@ def launches() -> tuple[Command, ...]:
     )
 
 
-def profile(name: str, loss: str, *arguments: str) -> Command:
+def profile(name: str, loss: str, *arguments: str, of: tuple[str, ...]) -> Command:
     """Kernels of some calls, as Nsight Compute sees them."""
-    ncu = (
-        "ncu",
-        "--clock-control",
-        "none",
-        "--target-processes",
-        "all",
-        "--launch-count",
-        "40",
-        "--set",
-        "basic",
-    )
+    ncu = ("ncu", "--clock-control", "none", "--target-processes", "all", *of)
     return Command(
         name, (*ncu, *BENCH, "--loss", loss, "--iters", "2", "--warmup", "1", *arguments)
     )
@@ -219,10 +209,14 @@ def measure() -> list[Step]:
         bench("head_small", linear, "--tokens", "2048", "--hidden", "1536"),
     )
     large = {"tokens": 8192, "hidden": 4096}
-    in_place = ("--tokens", "2048", "--in-place", "--pass", "value_and_grad")
+    in_place = ("--in-place", "--pass", "value_and_grad", "--tokens")
+    some = ("--set", "basic", "--launch-count", "8")
+    durations = ("--metrics", "gpu__time_duration.sum", "--csv", "--launch-count")
     kernels = (
-        profile("rows", "cross_entropy", *in_place),
-        profile("head", linear, *head, "--pass", "value_and_grad"),
+        profile("rows", "cross_entropy", *in_place, "2048", of=some),
+        profile("head", linear, *head, "--pass", "value_and_grad", of=some),
+        profile("times_of_policy", "policy_loss", *in_place, "512", of=(*durations, "40")),
+        profile("times_of_head", linear, *head, *kept, of=(*durations, "400")),
     )
     return [
         Step("roofs", 40, (compare("roofs", "roofs/*", "roofs_linear/*", **large),)),
