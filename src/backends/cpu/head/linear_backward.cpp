@@ -233,13 +233,13 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
   }
 }
 
-// Columns [h, h + width) of dhidden's rows in use [first, first + rows).
-void LinearWalk::dhidden_task(const Part& part, float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h,
+// Columns [h, h + width) of dhidden's rows in use [first, first + rows). `packs`: dz, which is in `scratch` else.
+void LinearWalk::dhidden_task(const Part& part, float* scratch, bool packs, std::int64_t first, std::int64_t rows, std::int64_t h,
                               std::int64_t width, std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const {
   Store how = chunk > 0 ? Store::kAdd : Store::kReplace;
   if (skips_dhidden(part, first, rows, h, width, chunk, chunk_columns, how)) return;
   const Operand along{dz, kStorageFloat32, chunk_columns_, 1};
-  matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
+  if (packs) matmul().pack_a(along, 0, rows, 0, chunk_columns, shape().compute, scratch);
   const float* head = piece<float>(part.layout.packed_head) + h * matmul().words(chunk_columns, shape().compute);
   float* sums = piece<float>(part.layout.dhidden) + first * part.shape.width + h;
   matmul().multiply(scratch, head, rows, width, chunk_columns, shape().compute, sums, part.shape.width, how);
@@ -253,7 +253,7 @@ void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
   const std::int64_t groups = ceil_div(end - begin, group), row_tiles = ceil_div(end - begin, row_step);
   const auto width_of_task = [&](const Part& p) { return dhidden_part(p.shape, matmul(), row_tiles); };
   const auto dhidden_tasks = [&](const Part& p) {
-    return p.shape.dhidden ? row_tiles * ceil_div(p.shape.width, width_of_task(p)) : 0;
+    return makes_dhidden_alone(p) ? row_tiles * ceil_div(p.shape.width, width_of_task(p)) : 0;
   };
   for (std::int64_t chunk = 0; chunk < shape().columns; chunk += chunk_columns_) {
     const std::int64_t columns = std::min(chunk_columns_, shape().columns - chunk), tiles = ceil_div(columns, tile);
@@ -274,9 +274,13 @@ void LinearWalk::backward(std::int64_t begin, std::int64_t end) {
     parallel(all_tasks(dhidden_tasks) + tiles, [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
       if (const Part* const part = part_of(task, dhidden_tasks)) {
         const std::int64_t width = width_of_task(*part), sets = ceil_div(part->shape.width, width);
-        const std::int64_t first = begin + task / sets * row_step, h = task % sets * width;
-        return dhidden_task(*part, scratch(slot), first, std::min(row_step, end - first), h,
-                            std::min(width, part->shape.width - h), chunk, columns, dz + (first - begin) * chunk_columns_);
+        const std::int64_t first = begin + task / sets * row_step, h = task % sets * width,
+                           rows = std::min(row_step, end - first);
+        const float* const dz_here = dz + (first - begin) * chunk_columns_;
+        dhidden_task(*part, scratch(slot), true, first, rows, h, std::min(width, part->shape.width - h), chunk, columns, dz_here);
+        if (const Part* const few = joined_to(*part, h + width))
+          dhidden_task(*few, scratch(slot), false, first, rows, 0, few->shape.width, chunk, columns, dz_here);
+        return;
       }
       const std::int64_t t = task, column = chunk + t * tile;
       for (const Part& part : parts()) {

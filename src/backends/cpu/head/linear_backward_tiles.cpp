@@ -208,12 +208,21 @@ void LinearWalk::dhidden_set(const Part& part, const DzChunk& c, std::int64_t fi
 void LinearWalk::multiply_sets(const DzChunk& c) {
   const std::int64_t head_set = kHeadSetPanels * matmul().b_panel, hidden_set = kHiddenSetPanels * matmul().b_panel;
   const std::int64_t row_parts = ceil_div(c.end - c.begin, kSetRows), head_parts = ceil_div(c.columns, kSetRows);
-  const auto hidden_tasks = [&](const Part& p) { return p.shape.dhidden ? ceil_div(p.shape.width, hidden_set) * row_parts : 0; };
+  const auto hidden_tasks = [&](const Part& p) {
+    return makes_dhidden_alone(p) ? ceil_div(p.shape.width, hidden_set) * row_parts : 0;
+  };
   const auto head_tasks = [&](const Part& p) { return p.shape.dhead ? ceil_div(p.shape.width, head_set) * head_parts : 0; };
   parallel(all_tasks(hidden_tasks) + all_tasks(head_tasks), [&](std::int64_t slot, std::int64_t task) {  // the longer ones first
     if (const Part* const part = part_of(task, hidden_tasks)) {
-      const std::int64_t h = task / row_parts * hidden_set, first = c.begin + task % row_parts * kSetRows;
-      return dhidden_set(*part, c, first, std::min(kSetRows, c.end - first), h, std::min(hidden_set, part->shape.width - h));
+      const std::int64_t h = task / row_parts * hidden_set, width = std::min(hidden_set, part->shape.width - h);
+      const std::int64_t begin = c.begin + task % row_parts * kSetRows, end = std::min(begin + kSetRows, c.end);
+      const Part* const few = joined_to(*part, h + width);
+      for (std::int64_t first = begin, step = few != nullptr ? kJoinedRows : kSetRows; first < end; first += step) {
+        const std::int64_t rows = std::min(step, end - first);
+        dhidden_set(*part, c, first, rows, h, width);
+        if (few != nullptr) dhidden_set(*few, c, first, rows, 0, few->shape.width);
+      }
+      return;
     }
     const Part& part = *part_of(task, head_tasks);
     const std::int64_t h = task / head_parts * head_set, first = task % head_parts * kSetRows;

@@ -42,6 +42,8 @@ inline std::int64_t row_group(const MatmulTable& m) { return kRowGroup / row_til
 inline std::int64_t forward_group(const LinearShape& s, const MatmulTable& m) {
   return m.uses_amx(s.compute) ? kAmxRowGroup : row_group(m);
 }
+// Columns of a low-rank part's dhidden that are too few to read all of dz once more for them.
+inline constexpr std::int64_t kFewColumns = 64;
 // Columns of dhidden a task, whole panels: all of them where the tiles of rows are tasks enough.
 inline std::int64_t dhidden_part(const PartShape& part, const MatmulTable& m, std::int64_t row_tiles) {
   const std::int64_t panels = std::max<std::int64_t>(ceil_div(part.width, m.b_panel), 1);
@@ -75,6 +77,7 @@ inline bool packs_dz(const LinearShape& s, const MatmulTable& m) {
 // rows, 885 KB of the head at chunks of 1536.
 inline constexpr std::int64_t kHeadSetPanels = 4, kHiddenSetPanels = 6;
 inline constexpr std::int64_t kSetRows = 512;      // of the left operand, a task
+inline constexpr std::int64_t kJoinedRows = 64;    // of it for two products at a time: 196 KB at chunks of 1536
 inline constexpr std::int64_t kDzRows = 32;        // at a time: the left operand's panel
 inline constexpr std::int64_t kKeptDzGroup = 256;  // rows of dz a task, where all z are kept
 // Packed dz: for dhidden row tiles along the chunk; for dhead the chunk's columns along rows, cut every kAcrossDepth.

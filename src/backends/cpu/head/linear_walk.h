@@ -78,6 +78,15 @@ class LinearWalk {
     }
     return nullptr;
   }
+  // Few columns of dhidden, the low-rank part's, are made with the head's last ones, up to `end`, while dz is at hand.
+  const Part* joined_to(const Part& part, std::int64_t end) const {
+    const bool joins = shape().low_rank.dhidden && shape().low_rank.width <= kFewColumns;
+    return joins && &part == &parts_[0] && end >= part.shape.width ? &parts_[1] : nullptr;
+  }
+  bool makes_dhidden_alone(const Part& part) const {
+    const bool has_other = shape().own.dhidden && &part != &parts_[0];
+    return part.shape.dhidden && !(has_other && joined_to(parts_[0], shape().own.width) != nullptr);
+  }
   const MatmulTable& matmul() const { return job_.kernels->matmul; }
   template <class T>
   T* piece(std::int64_t offset) const {
@@ -223,8 +232,8 @@ class LinearWalk {
                   std::int64_t columns, const float* dz) const;
   void dbias_task(float* scratch, std::int64_t begin, std::int64_t end, std::int64_t column, std::int64_t columns,
                   const float* dz) const;
-  void dhidden_task(const Part& part, float* scratch, std::int64_t first, std::int64_t rows, std::int64_t h, std::int64_t width,
-                    std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const;
+  void dhidden_task(const Part& part, float* scratch, bool packs, std::int64_t first, std::int64_t rows, std::int64_t h,
+                    std::int64_t width, std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const;
 
   const LinearJob& job_;
   const Part parts_[2];
