@@ -19,8 +19,9 @@ from tileloss._core.library import lib, raise_on_error  # noqa: E402
 
 BEGIN, END = "<!-- tests/backends/cuda/head_model.py -->\n", "<!-- so far -->\n"
 ROWS, WIDTH, VOCAB = 8192, 4096, 151936  # Qwen3-8B's head
-# An H100: operations of products, bytes of memory and of L2 a second; a product's tile on each multiprocessor.
-PRODUCTS, MEMORY, CACHE, PROCESSORS, TILE = 700e12, 3.35e12, 5.5e12, 132, 128 * 256
+# An H100, as docs/measurements/nvidia-h100.md has it: operations of products, bytes of memory a second, and of a block's logits by
+# the kernels of its rows; a product's tile on each multiprocessor.
+PRODUCTS, MEMORY, LOGITS, PROCESSORS, TILE = 725e12, 3.0e12, 1.2e12, 132, 128 * 256
 # Seconds: between two launches; of a row's barriers; of a row's state and gradient, which a thread makes in double.
 GAP, BARRIERS, STATE, GRADIENT = 1e-6, 2e-6, 4e-6, 8e-6
 OTHERS = 4 + 5  # launches: of the call; of the head once, as CudaHead.LaunchesOfACall counts them
@@ -55,7 +56,7 @@ def model(schedule: int) -> dict[str, float]:
 
     tiles = rows * columns / TILE / PROCESSORS  # of a product for each of them
     logits = 2 * ROWS * VOCAB * WIDTH / PRODUCTS * ceil(tiles) / tiles
-    sweep = parts * blocks * (rows * columns * 4 / CACHE + BARRIERS)
+    sweep = parts * blocks * (rows * columns * 4 / LOGITS + BARRIERS)
     waiting, dlogits = kept * ROWS * VOCAB * 2 * plan["kept_bytes"], ROWS * VOCAB * 2
     once = ceil(blocks) * STATE + GRADIENT
     launches = OTHERS + ceil(blocks) * parts * 2 + ceil(chunks) * 2
