@@ -16,6 +16,7 @@ namespace {
 
 // Hidden states and head are drawn so that their logits have the source's std.
 constexpr std::array<std::string_view, 1> kLinearDistributions = {"normal"};
+constexpr int64_t kMaxRank = 512;
 
 void read_source(ConfigReader source, GradcheckConfig& config) {
   GradcheckConfig::Source& out = config.source;
@@ -26,6 +27,10 @@ void read_source(ConfigReader source, GradcheckConfig& config) {
       config.linear.hidden_name = source.text("hidden", config.linear.hidden_name);
       config.linear.head_name = source.text("lm_head", config.linear.head_name);
       config.linear.bias_name = source.text("bias", "");
+      config.linear.hidden_r_name = source.text("hidden_r", "");
+      config.linear.head_r_name = source.text("head_r", "");
+      if (config.linear.hidden_r_name.empty() != config.linear.head_r_name.empty())
+        source.fail(config.linear.head_r_name.empty() ? "hidden_r" : "head_r", "expected hidden_r and head_r, or neither");
     } else {
       out.logits_name = source.text("logits", out.logits_name);
     }
@@ -58,14 +63,20 @@ void read_linear(ConfigReader& reader, GradcheckConfig& config) {
   out.transposed_head = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   if (config.source.is_file && reader.has("bias")) reader.fail("bias", "only with a synthetic source");
   out.bias = reader.choice("bias", "none", {"none", "random"}) == "random" || !out.bias_name.empty();
-  const std::vector<std::string> gradients = reader.list("gradients", {"dhidden", "dhead"}, {"dhidden", "dhead", "dbias"});
-  const auto wants = [&](std::string_view name) {
-    return std::find(gradients.begin(), gradients.end(), name) != gradients.end();
-  };
-  out.dhidden = wants("dhidden");
-  out.dhead = wants("dhead");
-  out.dbias = wants("dbias");
-  if (gradients.empty()) reader.fail("gradients", "expected at least one of dhidden, dhead, dbias");
+  if (config.source.is_file && reader.has("rank")) reader.fail("rank", "only with a synthetic source");
+  out.rank = reader.integer("rank", 0, 0, kMaxRank);
+  const bool has_low_rank = out.rank > 0 || !out.hidden_r_name.empty();
+  const std::vector<std::string> all{"dhidden", "dhead", "dbias", "dhidden_r", "dhead_r"};
+  const std::vector<std::string> given =
+      has_low_rank ? std::vector<std::string>{"dhidden", "dhead", "dhidden_r", "dhead_r"} : std::vector{all[0], all[1]};
+  const std::vector<std::string> gradients = reader.list("gradients", given, all);
+  for (size_t which = 0; which < all.size(); ++which) {
+    if (std::find(gradients.begin(), gradients.end(), all[which]) == gradients.end()) continue;
+    out.gradients.push_back(static_cast<LinearOutput>(which));
+    if (is_low_rank(out.gradients.back()) && !has_low_rank)
+      reader.fail("gradients", formatted("expected none of a low-rank part without one, got {}", all[which]));
+  }
+  if (gradients.empty()) reader.fail("gradients", formatted("expected at least one of {}", fmt::join(all, ", ")));
   out.float32_dhead = reader.choice("dhead_dtype", "float32", {"float32", "head"}) == "float32";
   out.accumulate = config.function.get_integer("accumulate", 0) != 0;
 }

@@ -169,6 +169,7 @@ Size affordable(const GradcheckConfig& config, const CheckInputs& inputs) {
                            : target.argument != nullptr || target.linear                ? 10
                                                                                         : 8;
   int64_t width = inputs.linear ? inputs.linear->hidden_view.cols : 0;
+  if (inputs.linear && inputs.linear->low_rank != nullptr) width += inputs.linear->low_rank->hidden_view.cols;
   if (target.linear) width = std::max(width, target.linear->hidden_view.cols);
   const int64_t row_bytes = inputs.linear ? width * static_cast<int64_t>(sizeof(float)) : inputs.row_bytes();
   const int64_t most = std::max(kStrictBytes / matrices / row_bytes, int64_t{1});

@@ -112,26 +112,31 @@ class Tracer {
     show("dlogits/norm", std::nullopt, norm(expected.gradient.gradient));
   }
 
-  void trace_dhidden(const LinearOracleCase& oracle_case) {
+  // dhidden and dhidden_r.
+  void trace_tokens(const LinearOracleCase& oracle_case) {
     for (const CheckedGradient& gradient : results_.gradients) {
-      const auto dhidden = std::find_if(gradient.linear.begin(), gradient.linear.end(),
-                                        [](const LinearGradient& one) { return one.which == LinearOutput::kDhidden; });
-      if (dhidden == gradient.linear.end()) continue;
-      const StoredMatrix& output = dhidden->view;
-      const std::span<const double> expected =
-          oracle_case.gradient(LinearOutput::kDhidden).subspan(index(row_ * output.cols), index(output.cols));
-      std::vector<double> values, references(expected.begin(), expected.end());
-      int64_t worst = 0;
-      for (int64_t h = 0; h < output.cols; ++h) {
-        values.push_back(output.at(row_, h));
-        if (!(distance(values[index(h)], references[index(h)]) <= distance(values[index(worst)], references[index(worst)])))
-          worst = h;
+      for (const LinearGradient& one : gradient.linear) {
+        if (is_by_token(one.which)) trace_token(gradient.name, one, oracle_case);
       }
-      show(gradient.name + "dhidden/worst", values[index(worst)], references[index(worst)]);
-      stages_.back().column = worst;
-      show(gradient.name + "dhidden/norm", norm(values), norm(references));
-      add_gates(gradient.name, oracle_case.judge_dhidden_row(output, row_));
     }
+  }
+
+  void trace_token(const std::string& call, const LinearGradient& gradient, const LinearOracleCase& oracle_case) {
+    const StoredMatrix& output = gradient.view;
+    const std::string name = call + name_of(gradient.which);
+    const std::span<const double> expected =
+        oracle_case.gradient(gradient.which).subspan(index(row_ * output.cols), index(output.cols));
+    std::vector<double> values, references(expected.begin(), expected.end());
+    int64_t worst = 0;
+    for (int64_t h = 0; h < output.cols; ++h) {
+      values.push_back(output.at(row_, h));
+      if (!(distance(values[index(h)], references[index(h)]) <= distance(values[index(worst)], references[index(worst)])))
+        worst = h;
+    }
+    show(name + "/worst", values[index(worst)], references[index(worst)]);
+    stages_.back().column = worst;
+    show(name + "/norm", norm(values), norm(references));
+    add_gates(call, oracle_case.judge_token(gradient.which, output, row_));
   }
 
  private:
@@ -296,7 +301,8 @@ class Tracer {
 void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
   std::optional<LinearOracleCase> linear;
   if (inputs.linear) {
-    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, oracle::LinearGradients::NeedsGrad{.dhidden = true});
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms,
+                   oracle::LinearGradients::NeedsGrad{.dhidden = true, .dhidden_r = true});
   }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();
@@ -315,7 +321,7 @@ void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int6
   }
   if (!linear) return;
   linear->finish();
-  tracer.trace_dhidden(*linear);
+  tracer.trace_tokens(*linear);
 }
 
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(); }

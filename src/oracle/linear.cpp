@@ -32,11 +32,11 @@ std::vector<float> squares(std::span<const float> values) {
   return squared;
 }
 
-// out = x head^T
-void multiply_by_head(const LinearOperands& o, std::span<const float> x, std::span<const float> head, std::span<double> out) {
+// out += x head^T
+void add_product_with_head(const LinearOperands& o, std::span<const float> x, std::span<const float> head,
+                           std::span<double> out) {
   const std::int64_t rows = static_cast<std::int64_t>(x.size()) / o.hidden;
   if (out.size() != index(rows * o.vocab)) throw std::invalid_argument("logits: wrong size");
-  std::fill(out.begin(), out.end(), 0.0);
   split_work(o.threads, o.vocab, kGranule, [&](std::int64_t begin, std::int64_t end) {
     add_product({rows, o.hidden, end - begin}, View<float>{x.data(), o.hidden, 1},
                 View<float>{head.data() + begin * o.hidden, 1, o.hidden}, out.data() + begin, o.vocab);
@@ -52,7 +52,7 @@ LinearOperands make_operands(const StoredMatrix& hidden, const StoredMatrix& hea
   if (compute == NumberFormat::kFloat16) throw std::invalid_argument("compute: expected float32 or bfloat16");
   if (!bias.empty() && bias.size() < index(vocab)) throw std::invalid_argument("bias: too short");
   if (!used.empty() && used.size() != index(hidden.rows)) throw std::invalid_argument("used: wrong size");
-  LinearOperands o{hidden.rows, vocab, hidden.cols, compute, threads, {}, {}, {}};
+  LinearOperands o{hidden.rows, vocab, hidden.cols, compute, threads, {}, {}, {}, nullptr};
   o.hidden_values.assign(index(o.rows * o.hidden), 0.0F);
   for (std::int64_t i = 0; i < o.rows; ++i) {
     if (!used.empty() && used[index(i)] == 0) continue;
@@ -69,7 +69,10 @@ LinearOperands make_operands(const StoredMatrix& hidden, const StoredMatrix& hea
 }
 
 void linear_logits(const LinearOperands& o, std::span<const std::int64_t> rows, std::span<double> logits) {
-  multiply_by_head(o, gather(o.hidden_values, o.hidden, rows), o.head_values, logits);
+  std::fill(logits.begin(), logits.end(), 0.0);
+  for (const LinearOperands* part : {&o, o.low_rank.get()}) {
+    if (part != nullptr) add_product_with_head(*part, gather(part->hidden_values, part->hidden, rows), part->head_values, logits);
+  }
   if (o.bias.empty()) return;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::size_t v = 0; v < o.bias.size(); ++v) logits[r * o.bias.size() + v] += o.bias[v];
@@ -77,7 +80,11 @@ void linear_logits(const LinearOperands& o, std::span<const std::int64_t> rows, 
 }
 
 void linear_spread(const LinearOperands& o, std::span<const std::int64_t> rows, std::span<double> spread) {
-  multiply_by_head(o, squares(gather(o.hidden_values, o.hidden, rows)), squares(o.head_values), spread);
+  std::fill(spread.begin(), spread.end(), 0.0);
+  for (const LinearOperands* part : {&o, o.low_rank.get()}) {
+    if (part == nullptr) continue;
+    add_product_with_head(*part, squares(gather(part->hidden_values, part->hidden, rows)), squares(part->head_values), spread);
+  }
   for (double& value : spread) value = std::sqrt(value);
 }
 
@@ -91,6 +98,9 @@ LinearGradients::LinearGradients(const LinearOperands& operands, const NeedsGrad
   make(needs_grad.dhidden, operands.rows * operands.hidden, dhidden_, dhidden_error_);
   make(needs_grad.dhead, operands.vocab * operands.hidden, dhead_, dhead_error_);
   make(needs_grad.dbias, operands.vocab, dbias_, dbias_error_);
+  if (operands.low_rank == nullptr) return;
+  const NeedsGrad of_low_rank{.dhidden = needs_grad.dhidden_r, .dhead = needs_grad.dhead_r};
+  low_rank_ = std::make_unique<LinearGradients>(*operands.low_rank, of_low_rank);
 }
 
 void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const double> dlogits) {
@@ -104,6 +114,7 @@ void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const do
   if (needs_grad_.dhidden) add_dhidden(rows, dlogits);
   if (needs_grad_.dhead) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
   if (needs_grad_.dbias) add_dbias(dlogits);
+  if (low_rank_ != nullptr) low_rank_->add(rows, dlogits);
 }
 
 void LinearGradients::add_dhidden(std::span<const std::int64_t> rows, std::span<const double> dlogits) {

@@ -3,6 +3,8 @@
 //   logits[i, v] = sum_h hidden[i, h] head[v, h] + bias[v]
 //   dhidden = dlogits head,  dhead = dlogits^T hidden,  dbias = the sum of dlogits over rows
 //
+// A low-rank part of the head, hidden_r and head_r, adds sum_r hidden_r[i, r] head_r[v, r] and has its gradients likewise.
+//
 // It streams blocks of rows: a block's logits in double, from them (oracle.h, policy.h) the rows' dlogits, in double and not
 // rounded, and their share in the gradients. The operands are the exact stored values; with compute type bfloat16 each is first
 // rounded to bfloat16, to nearest even, because that is what the products are defined on.
@@ -17,6 +19,7 @@
 #define TILELOSS_ORACLE_LINEAR_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -41,9 +44,10 @@ struct LinearOperands {
   std::int64_t hidden = 0;                        // H
   NumberFormat compute = NumberFormat::kFloat32;  // or kBfloat16
   int threads = 1;
-  std::vector<float> hidden_values;  // [N,H], float holds every storage's values
-  std::vector<float> head_values;    // [vocab,H]
-  std::vector<double> bias;          // [vocab] or empty
+  std::vector<float> hidden_values;                          // [N,H], float holds every storage's values
+  std::vector<float> head_values;                            // [vocab,H]
+  std::vector<double> bias;                                  // [vocab] or empty
+  std::shared_ptr<const LinearOperands> low_rank = nullptr;  // R in place of H; null: none
 };
 
 // The first `vocab` rows of the head. Rows of `hidden` that are not `used` are not read and count as 0; `used` empty: all are.
@@ -59,7 +63,7 @@ void linear_spread(const LinearOperands& operands, std::span<const std::int64_t>
 class LinearGradients {
  public:
   struct NeedsGrad {
-    bool dhidden = false, dhead = false, dbias = false;
+    bool dhidden = false, dhead = false, dbias = false, dhidden_r = false, dhead_r = false;
   };
   LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad);
 
@@ -73,6 +77,7 @@ class LinearGradients {
   std::span<const float> ideal_dhidden_error() const { return dhidden_error_; }
   std::span<const float> ideal_dhead_error() const { return dhead_error_; }
   std::span<const float> ideal_dbias_error() const { return dbias_error_; }
+  const LinearGradients* low_rank() const { return low_rank_.get(); }  // null: there is none
 
  private:
   void add_dhidden(std::span<const std::int64_t> rows, std::span<const double> dlogits);
@@ -84,6 +89,7 @@ class LinearGradients {
   std::vector<double> dhidden_, dhead_, dbias_;
   std::vector<float> dhidden_error_, dhead_error_, dbias_error_;
   std::vector<double> rounding_;  // of a block's dlogits
+  std::unique_ptr<LinearGradients> low_rank_;
 };
 
 }  // namespace tileloss::oracle

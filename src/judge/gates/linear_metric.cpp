@@ -41,6 +41,8 @@ LinearOracleCase::LinearOracleCase(const LinearOperands& operands, const LinearN
   if (needs_grad.dhidden) bounds_[index(LinearOutput::kDhidden)].resize(index(operands.rows));
   if (needs_grad.dhead) bounds_[index(LinearOutput::kDhead)].resize(index(operands.vocab));
   if (needs_grad.dbias) bounds_[index(LinearOutput::kDbias)].resize(index(operands.vocab));
+  if (needs_grad.dhidden_r) bounds_[index(LinearOutput::kDhiddenR)].resize(index(operands.rows));
+  if (needs_grad.dhead_r) bounds_[index(LinearOutput::kDheadR)].resize(index(operands.vocab));
 }
 
 void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, const GradientRow& gradient) {
@@ -49,6 +51,7 @@ void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, 
   block_.insert(block_.end(), gradient.gradient.begin(), gradient.gradient.end());
   const double of_row = 0x1p-21 + 2 * mean_error(softmax, row);
   const double length = norms_.hidden[index(row.row)];
+  const LinearNorms* low_rank = norms_.low_rank.get();
   const bool transformed = !softmax.transform().is_identity();
   const auto add = [&](LinearOutput which, std::int64_t at, double dlogit, double error, double common, double size) {
     if (bounds_[index(which)].empty()) return;
@@ -73,6 +76,9 @@ void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, 
     add(LinearOutput::kDhidden, row.row, dlogit, error, common, norms_.head[index(j)]);
     add(LinearOutput::kDhead, j, dlogit, error, common, length);
     add(LinearOutput::kDbias, j, dlogit, error, common, 1);
+    if (low_rank == nullptr) continue;
+    add(LinearOutput::kDhiddenR, row.row, dlogit, error, common, low_rank->head[index(j)]);
+    add(LinearOutput::kDheadR, j, dlogit, error, common, low_rank->hidden[index(row.row)]);
   }
   if (block_rows_.size() == kBlockRows) flush();
 }
@@ -201,18 +207,20 @@ std::vector<Gate> LinearOracleCase::judge_rows(const Target& target, std::int64_
 
 LinearOracleCase::Target LinearOracleCase::target(LinearOutput which, const StoredMatrix& output,
                                                   const StoredMatrix& before) const {
-  const bool is_dhidden = which == LinearOutput::kDhidden, is_dhead = which == LinearOutput::kDhead;
+  const oracle::LinearGradients& of = is_low_rank(which) ? *gradients_.low_rank() : gradients_;
+  const LinearNorms& norms = is_low_rank(which) ? *norms_.low_rank : norms_;
+  const bool is_dbias = which == LinearOutput::kDbias, is_token = is_by_token(which);
   return {.name = name_of(which),
           .reference = gradient_of(gradients_, which),
-          .ideal_error = is_dhidden ? gradients_.ideal_dhidden_error()
-                         : is_dhead ? gradients_.ideal_dhead_error()
-                                    : gradients_.ideal_dbias_error(),
+          .ideal_error = is_dbias   ? of.ideal_dbias_error()
+                         : is_token ? of.ideal_dhidden_error()
+                                    : of.ideal_dhead_error(),
           .bounds = bounds_[index(which)],
           .spread = spreads_[index(which)],
-          .terms = static_cast<double>(is_dhidden ? operands_.vocab : rows_added_),
-          .operand_size = is_dhidden ? norms_.max_head
-                          : is_dhead ? norms_.max_hidden
-                                     : 0,
+          .terms = static_cast<double>(is_token ? operands_.vocab : rows_added_),
+          .operand_size = is_dbias   ? 0
+                          : is_token ? norms.max_head
+                                     : norms.max_hidden,
           .output = output,
           .before = before};
 }
@@ -221,9 +229,9 @@ std::vector<Gate> LinearOracleCase::judge(LinearOutput which, const StoredMatrix
   return judge_rows(target(which, output, before), 0, output.rows);
 }
 
-std::vector<Gate> LinearOracleCase::judge_dhidden_row(const StoredMatrix& output, std::int64_t row) const {
+std::vector<Gate> LinearOracleCase::judge_token(LinearOutput which, const StoredMatrix& output, std::int64_t row) const {
   const StoredMatrix none;
-  return judge_rows(target(LinearOutput::kDhidden, output, none), row, row + 1);
+  return judge_rows(target(which, output, none), row, row + 1);
 }
 
 }  // namespace tileloss::tools

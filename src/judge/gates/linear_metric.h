@@ -30,6 +30,8 @@
 // With compute type bfloat16 it is a hundredth of the ideal's error, and rules only where dlogits happen to be exact. With
 // float32 it rules: there the ideal, one rounding, is out of reach of any float32 sum.
 //
+// dhidden_r and dhead_r of a low-rank part of the head are judged as dhidden and dhead are, beside operands of their own.
+//
 // Rows not in use must have a dhidden of exactly 0, rows of dhead and elements of dbias from the valid vocabulary on exactly 0,
 // or what was there before when accumulating.
 #ifndef TILELOSS_JUDGE_GATES_LINEAR_METRIC_H_
@@ -65,8 +67,8 @@ class LinearOracleCase {
 
   // `before`: what was in the buffer when the call was told to accumulate; data null: it was not. dbias is [V, 1].
   std::vector<Gate> judge(LinearOutput which, const oracle::StoredMatrix& output, const oracle::StoredMatrix& before = {}) const;
-  // Of one row alone, the only one that was added, or none if it is not in use.
-  std::vector<Gate> judge_dhidden_row(const oracle::StoredMatrix& output, std::int64_t row) const;
+  // Of one row of dhidden or dhidden_r alone, the only one that was added, or none if it is not in use.
+  std::vector<Gate> judge_token(LinearOutput which, const oracle::StoredMatrix& output, std::int64_t row) const;
 
  private:
   // Of a row of the output.
@@ -100,8 +102,8 @@ class LinearOracleCase {
   std::vector<std::int64_t> block_rows_;
   std::vector<double> block_;  // their dlogits
   // By LinearOutput.
-  std::array<std::vector<Bound>, 3> bounds_;
-  std::array<Spread, 3> spreads_;
+  std::array<std::vector<Bound>, kLinearOutputs> bounds_;
+  std::array<Spread, kLinearOutputs> spreads_;
   std::int64_t rows_added_ = 0;
 };
 

@@ -1,4 +1,5 @@
 // Wrong gradients with the LM head, made of right ones.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -44,10 +45,41 @@ bool plant(const LinearMutant& mutant, const StoredMatrix& from, int64_t rows, i
   return changed;
 }
 
+// As far as there are columns in both, the other's in place of its own.
+bool plant(const StoredMatrix& other, const StoredMatrix& from, int64_t rows, char* to) {
+  bool changed = false;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < std::min(from.cols, other.cols); ++j) {
+      const double value = other.at(i, j);
+      oracle::encode_at(from.format, to, i * from.row_stride + j * from.col_stride, value);
+      changed |= value != from.at(i, j);
+    }
+  }
+  return changed;
+}
+
 double sum_of_squares(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += value * value;
   return sum;
+}
+
+constexpr LinearOutput other_part(LinearOutput which) {
+  switch (which) {
+    case LinearOutput::kDhidden: return LinearOutput::kDhiddenR;
+    case LinearOutput::kDhiddenR: return LinearOutput::kDhidden;
+    case LinearOutput::kDhead: return LinearOutput::kDheadR;
+    default: return LinearOutput::kDhead;
+  }
+}
+
+// What the dlogits of a row have over the right ones, if those of the last classes count nowhere.
+std::vector<double> without_last_block(const OracleRow& row) {
+  std::vector<double> difference = row.values().gradient.gradient;
+  const auto last = std::min(std::ssize(difference), kMutantTile);
+  std::fill(difference.begin(), difference.end() - last, 0);
+  for (double& value : difference) value = -value;
+  return difference;
 }
 
 // A wrong kernel's: the right one and what the oracle has of the difference. True if that is more than the gates allow.
@@ -81,30 +113,44 @@ std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, c
   };
   const int threads = inputs.linear->operands->threads;
   for (const LinearGradient& stored : all) {
-    const int64_t rows = stored.which == LinearOutput::kDhidden ? inputs.rows : inputs.valid;
+    const int64_t rows = is_by_token(stored.which) ? inputs.rows : inputs.valid;
     for (const LinearMutant& mutant : kLinearMutants) {
       judge_one(stored, mutant.name, [&](char* to) { return plant(mutant, stored.view, rows, threads, to); });
     }
   }
-  // Of the function's own wrong kernels, in the first rows.
+  for (const LinearGradient& stored : all) {
+    const auto other = std::ranges::find(all, other_part(stored.which), &LinearGradient::which);
+    if (stored.which == LinearOutput::kDbias || other == all.end()) continue;
+    const int64_t rows = is_by_token(stored.which) ? inputs.rows : inputs.valid;
+    judge_one(stored, "of_other_part", [&](char* to) { return plant(other->view, stored.view, rows, to); });
+  }
+  // Of the function's own wrong kernels, and of sums over classes without the last of them, in the first rows.
   const std::unique_ptr<Oracle> oracle = make_oracle(config, inputs);
   const std::vector<int64_t> rows = first_used_rows(inputs);
-  for (const WrongOracle& wrong : wrong_oracles(config, inputs)) {
+  const auto judge_wrong = [&](const char* name, const auto& set_wrong, const auto& is_wrong) {
     oracle::LinearGradients difference(*inputs.linear->operands, gradients_of(results));
     const std::unique_ptr<OracleRow> row = oracle->new_row();
     bool differs = false;
     for_each_row(inputs, rows, team, [&](const GivenRow& given, int) {
       row->compute(given);
-      const WrongRow wrong_row = wrong.compare(*row);
-      differs = differs || sum_of_squares(wrong_row.gradient) > 0;
-      difference.add(std::span(&given.logits.row, 1), wrong_row.gradient);
+      const std::vector<double> gradient = set_wrong(*row);
+      differs = differs || sum_of_squares(gradient) > 0;
+      difference.add(std::span(&given.logits.row, 1), gradient);
     });
     for (const LinearGradient& stored : all) {
-      if (!differs) continue;
-      judge_one(stored, wrong.kernel().name, [&](char* to) {
+      if (!differs || !is_wrong(stored.which)) continue;
+      judge_one(stored, name, [&](char* to) {
         return plant(gradient_of(difference, stored.which), verdict.linear->gradient(stored.which), stored.view, to);
       });
     }
+  };
+  if (inputs.linear->low_rank != nullptr) {
+    judge_wrong("block_left_out", without_last_block, [](LinearOutput which) { return is_by_token(which); });
+  }
+  for (const WrongOracle& wrong : wrong_oracles(config, inputs)) {
+    judge_wrong(
+        wrong.kernel().name, [&](const OracleRow& row) { return wrong.compare(row).gradient; },
+        [](LinearOutput) { return true; });
   }
   return verdicts;
 }

@@ -117,6 +117,8 @@ oracle::LinearGradients::NeedsGrad gradients_of(const KernelResults& results) {
       needs_grad.dhidden |= one.which == LinearOutput::kDhidden;
       needs_grad.dhead |= one.which == LinearOutput::kDhead;
       needs_grad.dbias |= one.which == LinearOutput::kDbias;
+      needs_grad.dhidden_r |= one.which == LinearOutput::kDhiddenR;
+      needs_grad.dhead_r |= one.which == LinearOutput::kDheadR;
     }
   }
   return needs_grad;

@@ -58,6 +58,10 @@ tileloss_args base_args(const CheckInputs& inputs, const void* logits) {
     args.hidden = abi_matrix(inputs.linear->hidden_view);
     args.head = abi_matrix(inputs.linear->head_view);
     args.bias = vector_of(inputs.linear->bias);
+    if (const LinearTensors* low_rank = inputs.linear->low_rank.get(); low_rank != nullptr) {
+      args.hidden_r = abi_matrix(low_rank->hidden_view);
+      args.head_r = abi_matrix(low_rank->head_view);
+    }
   } else {
     args.logits = abi_logits(inputs, logits, inputs.format);
     const int64_t stride = inputs.group_rows > 0 ? (inputs.group_rows + 1) * inputs.cols : 0;
@@ -110,16 +114,18 @@ void plan_shapes(const GradcheckConfig& config, const CheckInputs& inputs) {
 // ------------------------------------------------------------------------------------------------------- with the LM head
 
 std::vector<LinearGradient> linear_gradients(const GradcheckConfig& config, const CheckInputs& inputs) {
-  std::vector<LinearGradient> gradients;
-  const auto add = [&](LinearOutput which, bool is_given, StoredMatrix view, NumberFormat format) {
-    view.data = nullptr;
-    view.format = format;
-    if (is_given) gradients.push_back({which, view, {}, {}});
-  };
   const NumberFormat dhead_format = config.linear.float32_dhead ? NumberFormat::kFloat32 : inputs.format;
-  add(LinearOutput::kDhidden, config.linear.dhidden, inputs.linear->hidden_view, inputs.format);
-  add(LinearOutput::kDhead, config.linear.dhead, inputs.linear->head_view, dhead_format);
-  add(LinearOutput::kDbias, config.linear.dbias, {nullptr, NumberFormat::kFloat32, inputs.cols, 1, 1, 1}, NumberFormat::kFloat32);
+  std::vector<LinearGradient> gradients;
+  for (const LinearOutput which : config.linear.gradients) {
+    const LinearTensors& operands = is_low_rank(which) ? *inputs.linear->low_rank : *inputs.linear;
+    StoredMatrix view{nullptr, NumberFormat::kFloat32, inputs.cols, 1, 1, 1};
+    if (which != LinearOutput::kDbias) {
+      view = is_by_token(which) ? operands.hidden_view : operands.head_view;
+      view.data = nullptr;
+      view.format = is_by_token(which) ? inputs.format : dhead_format;
+    }
+    gradients.push_back({which, view, {}, {}});
+  }
   return gradients;
 }
 
@@ -128,8 +134,8 @@ void allocate(const GradcheckConfig& config, LinearGradient& gradient) {
   gradient.data = HugeBuffer(bytes, name_of(gradient.which));
   gradient.view.data = gradient.data.data();
   std::memset(gradient.data.data(), 0xFF, static_cast<size_t>(bytes));
-  if (!config.linear.accumulate || gradient.which == LinearOutput::kDhidden) return;
-  if (gradient.which == LinearOutput::kDhead) {
+  if (!config.linear.accumulate || is_by_token(gradient.which)) return;
+  if (gradient.which != LinearOutput::kDbias) {
     prefill(gradient.view, config.seed, gradient.data);
   } else {
     Random random(config.seed, Stream::kWeights, 3);
@@ -147,6 +153,8 @@ void add_gradients(const std::vector<LinearGradient>& gradients, tileloss_args& 
       case LinearOutput::kDbias:
         args.dbias = tileloss_make_vector(gradient.view.data, TILELOSS_FLOAT32, gradient.view.rows);
         break;
+      case LinearOutput::kDhiddenR: args.dhidden_r = abi_matrix(gradient.view); break;
+      case LinearOutput::kDheadR: args.dhead_r = abi_matrix(gradient.view); break;
     }
   }
 }

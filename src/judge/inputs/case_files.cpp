@@ -95,11 +95,18 @@ class OutputReader {
     for (const std::string& name : output_names(config_.has_divergence())) names.push_back(name);
     if (!config_.function.metrics().empty()) names.emplace_back("metrics");
     if (config_.is_linear()) {
-      names.insert(names.end(), {"dhidden", "dhead", "dbias"});
+      for (const LinearOutput which : linear_outputs()) names.emplace_back(name_of(which));
     } else {
       names.emplace_back("dlogits");
     }
     return names;
+  }
+
+  // Of the case.
+  std::vector<LinearOutput> linear_outputs() const {
+    std::vector<LinearOutput> outputs{LinearOutput::kDhidden, LinearOutput::kDhead, LinearOutput::kDbias};
+    if (inputs_.linear->low_rank != nullptr) outputs.insert(outputs.end(), {LinearOutput::kDhiddenR, LinearOutput::kDheadR});
+    return outputs;
   }
 
   // False for a name that is no output of the function.
@@ -180,19 +187,21 @@ class OutputReader {
   }
 
   bool read_linear(const StoredTensor& tensor) {
-    const int64_t width = inputs_.linear->hidden_view.cols;
-    const auto read = [&](LinearOutput which, const std::vector<Shape>& shapes, int64_t rows, int64_t cols) {
-      LinearGradient gradient{which, {nullptr, {}, rows, cols, cols, 1}, {}, {}};
-      gradient.data = read_matrix(tensor, shapes, gradient.view.format);
-      gradient.view.data = gradient.data.data();
-      gradient_.linear.push_back(std::move(gradient));
-      return true;
-    };
-    if (tensor.name == "dhidden") return read(LinearOutput::kDhidden, row_shapes(width), inputs_.rows, width);
-    if (tensor.name == "dhead") return read(LinearOutput::kDhead, {{inputs_.cols, width}}, inputs_.cols, width);
-    if (tensor.name != "dbias") return false;
-    check_dtype(tensor, {"F32"});
-    return read(LinearOutput::kDbias, {{inputs_.cols}}, inputs_.cols, 1);
+    const std::vector<LinearOutput> all = linear_outputs();
+    const auto which = std::ranges::find_if(all, [&](LinearOutput one) { return tensor.name == name_of(one); });
+    if (which == all.end()) return false;
+    const bool is_dbias = *which == LinearOutput::kDbias;
+    const LinearTensors& operands = is_low_rank(*which) ? *inputs_.linear->low_rank : *inputs_.linear;
+    const int64_t rows = is_by_token(*which) ? inputs_.rows : inputs_.cols, cols = is_dbias ? 1 : operands.hidden_view.cols;
+    if (is_dbias) check_dtype(tensor, {"F32"});
+    const std::vector<Shape> shapes = is_by_token(*which) ? row_shapes(cols)
+                                      : is_dbias          ? std::vector<Shape>{{rows}}
+                                                          : std::vector<Shape>{{rows, cols}};
+    LinearGradient gradient{*which, {nullptr, {}, rows, cols, cols, 1}, {}, {}};
+    gradient.data = read_matrix(tensor, shapes, gradient.view.format);
+    gradient.view.data = gradient.data.data();
+    gradient_.linear.push_back(std::move(gradient));
+    return true;
   }
 
   const TensorFile& file_;
@@ -228,9 +237,7 @@ Json described_case(const GradcheckConfig& config, const CheckInputs& inputs) {
                     {"in_place", config.in_place}};
   if (config.is_linear()) {
     Json& gradients = described["gradients"] = Json::array();
-    if (config.linear.dhidden) gradients.push_back("dhidden");
-    if (config.linear.dhead) gradients.push_back("dhead");
-    if (config.linear.dbias) gradients.push_back("dbias");
+    for (const LinearOutput which : config.linear.gradients) gradients.push_back(name_of(which));
     described["head_layout"] = config.linear.transposed_head ? "hv" : "vh";
   }
   return described;

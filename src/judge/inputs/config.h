@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "judge/oracles/logits_rows.h"
 #include "oracle/number_formats.h"
 #include "support/abi.h"
 #include "support/config.h"
@@ -78,12 +79,13 @@ struct GradcheckConfig {
     tileloss_dtype compute_dtype = TILELOSS_NONE;
     bool transposed_head = false;  // [H,V]
     bool bias = false;
-    bool dhidden = true, dhead = true, dbias = false;
-    bool float32_dhead = true;  // or the head's dtype
+    int64_t rank = 0;                     // of a low-rank part of the head; 0: none
+    std::vector<LinearOutput> gradients;  // that are asked for and checked
+    bool float32_dhead = true;            // or the head's dtype; dhead_r likewise
     bool accumulate = false;
     std::string hidden_name = "hidden";
     std::string head_name = "lm_head";
-    std::string bias_name;  // "": none in the file
+    std::string bias_name, hidden_r_name, head_r_name;  // "": none in the file
   };
 
   struct Tolerances {

@@ -114,6 +114,7 @@ void generate(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inpu
   inputs.cols = config.vocab_size;
   set_shape(config, 0, inputs);
   if (config.is_linear()) inputs.linear = make_linear(config, config.linear.hidden_size, inputs);
+  if (config.linear.rank > 0) add_low_rank(config, config.linear.rank, inputs);
   lay_out(config, nullptr, inputs);
   plan_shapes(config, inputs);
   allocate(inputs);
@@ -294,6 +295,9 @@ std::vector<WrongOracle> wrong_oracles(const GradcheckConfig& config, const Chec
   if (config.checked->wrong_kernels != nullptr) {
     const std::span<const WrongKernel> own = config.checked->wrong_kernels();
     kernels.insert(kernels.end(), own.begin(), own.end());
+  }
+  if (inputs.linear && inputs.linear->low_rank != nullptr) {
+    kernels.insert(kernels.end(), wrong_low_rank_parts().begin(), wrong_low_rank_parts().end());
   }
   return wrong_oracles(kernels, config.checked->make_oracle, config.function, oracle_tensors(inputs));
 }

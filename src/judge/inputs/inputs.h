@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -25,6 +26,7 @@ struct LinearTensors {
   HugeBuffer hidden, head;
   oracle::StoredMatrix hidden_view, head_view;
   std::vector<float> bias;
+  std::unique_ptr<LinearTensors> low_rank;  // hidden_r and head_r; null: there is none
   // Once the inputs stand.
   std::optional<oracle::LinearOperands> operands;
   std::optional<LinearNorms> norms;

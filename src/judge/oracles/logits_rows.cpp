@@ -41,7 +41,7 @@ double mean_error(const SoftmaxRow& softmax, const LogitsRow& row) {
 }
 
 const char* name_of(LinearOutput output) {
-  constexpr const char* kNames[] = {"dhidden", "dhead", "dbias"};
+  constexpr const char* kNames[] = {"dhidden", "dhead", "dbias", "dhidden_r", "dhead_r"};
   return kNames[static_cast<std::size_t>(output)];
 }
 
@@ -49,7 +49,9 @@ std::span<const double> gradient_of(const oracle::LinearGradients& gradients, Li
   switch (which) {
     case LinearOutput::kDhidden: return gradients.dhidden();
     case LinearOutput::kDhead: return gradients.dhead();
-    default: return gradients.dbias();
+    case LinearOutput::kDbias: return gradients.dbias();
+    case LinearOutput::kDhiddenR: return gradients.low_rank()->dhidden();
+    default: return gradients.low_rank()->dhead();
   }
 }
 
@@ -58,16 +60,20 @@ LinearNorms::LinearNorms(const LinearOperands& o)
       head(row_norms(o.head_values, o.hidden)),
       max_hidden(largest(hidden)),
       max_head(largest(head)),
-      max_bias(largest(o.bias)) {}
+      max_bias(largest(o.bias)),
+      low_rank(o.low_rank == nullptr ? nullptr : std::make_shared<LinearNorms>(*o.low_rank)) {}
 
 void for_each_linear_row(const LinearOperands& o, const LinearNorms& norms, std::span<const std::int64_t> rows,
                          const std::function<void(const LogitsRow&)>& work) {
-  const double terms = std::sqrt(static_cast<double>(o.hidden));
-  std::vector<double> logits, spread, errors(index(o.vocab));
+  const LinearOperands* low_rank = o.low_rank.get();
+  const double terms = std::sqrt(static_cast<double>(o.hidden + (low_rank == nullptr ? 0 : low_rank->hidden)));
+  std::vector<double> logits, of_low_rank, spread, errors(index(o.vocab));
   for (std::size_t begin = 0; begin < rows.size(); begin += kBlockRows) {
     const auto block = rows.subspan(begin, std::min(kBlockRows, rows.size() - begin));
     logits.resize(block.size() * index(o.vocab));
     linear_logits(o, block, logits);
+    of_low_rank.resize(low_rank == nullptr ? 0 : logits.size());
+    if (low_rank != nullptr) linear_logits(*low_rank, block, of_low_rank);
     // Another product, as dear as the logits' own: only where it decides.
     const bool is_exact = o.compute == oracle::NumberFormat::kFloat32;
     spread.resize(is_exact ? logits.size() : 0);
@@ -75,12 +81,18 @@ void for_each_linear_row(const LinearOperands& o, const LinearNorms& norms, std:
     for (std::size_t r = 0; r < block.size(); ++r) {
       const std::span<const double> row(logits.data() + r * index(o.vocab), index(o.vocab));
       const double length = norms.hidden[index(block[r])];
+      const double length_r = low_rank == nullptr ? 0 : norms.low_rank->hidden[index(block[r])];
+      double longest = length * norms.max_head;
+      if (low_rank != nullptr) longest += length_r * norms.low_rank->max_head;
       for (std::size_t j = 0; j < row.size(); ++j) {
         const double x = std::fabs(row[j]);
-        const double size = is_exact ? terms * (spread[r * row.size() + j] + x) : length * norms.head[j];
+        double size = is_exact ? terms * (spread[r * row.size() + j] + x) : length * norms.head[j];
+        if (!is_exact && low_rank != nullptr) size += length_r * norms.low_rank->head[j];
         errors[j] = 0x1p-24 * (size + x + (o.bias.empty() ? 0.0 : 2 * std::fabs(o.bias[j])));
       }
-      work({block[r], row, errors, 0x1p-24 * (terms * length * norms.max_head + 2 * norms.max_bias)});
+      LogitsRow one{block[r], row, errors, 0x1p-24 * (terms * longest + 2 * norms.max_bias)};
+      if (low_rank != nullptr) one.low_rank = std::span(of_low_rank).subspan(r * row.size(), row.size());
+      work(one);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -17,9 +18,11 @@ struct LogitsRow {
   std::int64_t row = 0;
   std::span<const double> logits;
   // Of a product, what float32 may get wrong in each logit: as the terms of its own sum have it, for gradients; and the bound for
-  // row outputs, 2^-24 sqrt(H) ||hidden_i|| max ||head_j|| and the bias's rounding. Of stored logits nothing.
+  // row outputs, 2^-24 sqrt(H) ||hidden_i|| max ||head_j|| and the bias's rounding, with a low-rank part summed over H + R. Of
+  // stored logits nothing.
   std::span<const double> errors = {};
   double output_error = 0;
+  std::span<const double> low_rank = {};  // what a low-rank part of the head makes of the logits
 };
 
 // The output error, of z.
@@ -28,9 +31,14 @@ double error_of_z(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
 double mean_error(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
 
 // The gradients with the LM head.
-enum class LinearOutput { kDhidden, kDhead, kDbias };
+enum class LinearOutput { kDhidden, kDhead, kDbias, kDhiddenR, kDheadR };
+constexpr std::size_t kLinearOutputs = 5;
 const char* name_of(LinearOutput output);
 std::span<const double> gradient_of(const oracle::LinearGradients& gradients, LinearOutput which);
+
+// Of the tokens, in place of the classes.
+constexpr bool is_by_token(LinearOutput output) { return output == LinearOutput::kDhidden || output == LinearOutput::kDhiddenR; }
+constexpr bool is_low_rank(LinearOutput output) { return output == LinearOutput::kDhiddenR || output == LinearOutput::kDheadR; }
 
 // Lengths of the operands' rows.
 struct LinearNorms {
@@ -38,6 +46,7 @@ struct LinearNorms {
 
   std::vector<double> hidden, head;  // [N], [vocab]
   double max_hidden = 0, max_head = 0, max_bias = 0;
+  std::shared_ptr<const LinearNorms> low_rank;  // null: there is none
 };
 
 // Rows of logits that are held at a time: each is as long as the vocabulary, in double.

@@ -190,6 +190,18 @@ constexpr std::array kLogprobs{
                 take_first_slots_gradient},
 };
 
+bool add_low_rank_part(WrongCall& call, double times) {
+  call.times_low_rank = times;
+  return true;
+}
+
+constexpr std::array kLowRankParts{
+    WrongKernel{"low_rank_left_out", "the logits are without the low-rank part", true,
+                [](WrongCall& call) { return add_low_rank_part(call, -1); }},
+    WrongKernel{"low_rank_doubled", "the logits have the low-rank part twice", true,
+                [](WrongCall& call) { return add_low_rank_part(call, 1); }},
+};
+
 constexpr std::array kAllowedSets{
     WrongKernel{"allowed_ignored", "the softmax runs over all columns", true, ignore_allowed},
     WrongKernel{"allowed_shifted", "each column has the bit of the one before it", true, shift_allowed},
@@ -274,6 +286,7 @@ constexpr std::array kPolicyLosses{
 }  // namespace
 
 std::span<const WrongKernel> wrong_allowed_sets() { return kAllowedSets; }
+std::span<const WrongKernel> wrong_low_rank_parts() { return kLowRankParts; }
 std::span<const WrongKernel> wrong_logprobs() { return kLogprobs; }
 std::span<const WrongKernel> wrong_policy_losses() { return kPolicyLosses; }
 std::span<const WrongKernel> wrong_distillations() { return kDistillations; }
@@ -295,6 +308,11 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
     if (call_.change_target != nullptr) {
       call_.change_target(given, target);
       given.target.logits = target;
+    }
+    std::vector<double> logits(given.logits.logits.begin(), given.logits.logits.end());
+    if (call_.times_low_rank != 0) {
+      for (std::size_t j = 0; j < logits.size(); ++j) logits[j] += call_.times_low_rank * given.logits.low_rank[j];
+      given.logits.logits = logits;
     }
     std::vector<std::int64_t> labels(given.labels.begin(), given.labels.end());
     if (call_.change_labels != nullptr) {

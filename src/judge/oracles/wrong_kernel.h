@@ -20,7 +20,8 @@ struct WrongCall {
   void (*change_labels)(std::span<std::int64_t> labels) = nullptr;
   // Another set of the row's.
   std::vector<std::uint8_t> (*change_allowed)(const WrongCall& call, const GivenRow& given) = nullptr;
-  bool is_by_row = false;  // the kernel is right for no call: OracleRow::set_wrong
+  double times_low_rank = 0;  // so many more of the low-rank part in the logits
+  bool is_by_row = false;     // the kernel is right for no call: OracleRow::set_wrong
 };
 
 struct WrongKernel {
@@ -31,7 +32,8 @@ struct WrongKernel {
   bool (*change)(WrongCall& call);
 };
 
-std::span<const WrongKernel> wrong_allowed_sets();  // of every function
+std::span<const WrongKernel> wrong_allowed_sets();    // of every function
+std::span<const WrongKernel> wrong_low_rank_parts();  // of every function with the LM head, where there is one
 std::span<const WrongKernel> wrong_logprobs();
 std::span<const WrongKernel> wrong_policy_losses();
 std::span<const WrongKernel> wrong_distillations();

@@ -31,7 +31,14 @@ TEST_P(GradcheckOnDevice, PassesWithEveryMutantCaught) {
   EXPECT_GT(cuda_on_host::counters().queued, 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Configs, GradcheckOnDevice, testing::ValuesIn(config_names()), [](const auto& config) {
+// CUDA refuses a low-rank part of the head.
+Sets device_configs() {
+  Sets names = config_names();
+  std::erase_if(names, [](const std::string& name) { return config_of(name).linear.rank > 0; });
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Configs, GradcheckOnDevice, testing::ValuesIn(device_configs()), [](const auto& config) {
   std::string name = config.param.substr(0, config.param.rfind('.'));
   std::ranges::replace(name, '.', '_');
   return name;

@@ -34,9 +34,10 @@ Of sparse_distillation also
 Of logprobs also
   labels_per_row (1 to 1024)
 With level: linear (fused with the LM head) also
-  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), gradients (dhidden,
-  dhead, dbias), dhead_dtype (float32, head), accumulate
-  source: the names of hidden and lm_head; kernel: workspace_bytes; of distillation: teacher_hidden_size, source: teacher_std
+  hidden_size, compute_dtype (auto, float32, bfloat16), head_layout (vh, hv), bias (none, random), rank (0 to 512),
+  gradients (dhidden, dhead, dbias, dhidden_r, dhead_r), dhead_dtype (float32, head), accumulate
+  source: the names of hidden, lm_head, hidden_r and head_r; kernel: workspace_bytes; of distillation: teacher_hidden_size,
+    source: teacher_std
 Of a transformers model, in place of source
   model_path, teacher_model_path, text
 Where lines of results go besides the file: tracker, wandb_project, wandb_mode, wandb_name
