@@ -330,6 +330,15 @@ def test_several_labels_that_are_there_are_judged() -> None:
         AssertionError, match=r"logp: expected \[10, 4\] or \[2, 5, 4\], got \[2, 5\]"
     ):
         judge("logprobs", inputs, {"logp": logp[..., 0]})
+    # Rows of labels may be flat, and have one label each.
+    for logits_rows, rows in (((10,), (10,)), ((2, 5), (10,)), ((2, 5), (2, 5))):
+        for count in (1, 4):
+            given = {
+                "logits": logits.reshape(*logits_rows, 100),
+                "labels": labels[..., :count].reshape(*rows, count),
+            }
+            found = logp[..., :count].reshape(*rows, count)
+            assert judge("logprobs", given, {"logp": found}).passed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

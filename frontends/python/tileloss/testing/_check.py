@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -130,9 +131,9 @@ def judge(
     Args:
         function: as of `check`.
         inputs: as of `check`.
-        outputs: by name: loss [] or [N]; logp, lse, entropy, ... [N]; dlogits [N,V], or dhidden [N,H], dhead [V,H] and dbias
-            [V], of an upstream gradient of 1. Rows may be [B,T] where those of the inputs are. A gradient is judged by the type
-            that it has.
+        outputs: by name: loss [] or [N]; logp, lse, entropy, ... [N], of labels [N,K] logp [N,K]; dlogits [N,V], or dhidden
+            [N,H], dhead [V,H] and dbias [V], of an upstream gradient of 1. Rows may be [B,T] where those of the inputs are. A
+            gradient is judged by the type that it has.
         mutants, settings: as of `check`.
 
     Raises:
@@ -147,7 +148,11 @@ def judge(
         is_usual = name == "sequence_offsets" or (name.endswith("_grad") and (array == 1).all())
         if name not in inputs and not is_usual:
             raise ValueError(f"judge: inputs: expected {name}, got none")
-    return _held(drawn, arrays(outputs), mutants)
+    found = arrays(outputs)
+    if drawn.case.labels_per_row == 1 and "logp" in found and "labels" in inputs:
+        if found["logp"].shape == to_numpy("labels", inputs["labels"]).shape:
+            found["logp"] = found["logp"].reshape(-1)  # of labels [N,1] too
+    return _held(drawn, found, mutants)
 
 
 # ------------------------------------------------------------------------------------------------------------ what is asked
@@ -180,9 +185,10 @@ def _draw(
         operand = given.get("logits", given.get("hidden", np.zeros(0, np.float32)))
         if operand.ndim == 3:
             asked["batch_size"], asked["seq_len"], _ = operand.shape
-        labels = given.get("labels")
-        if function.endswith("logprobs") and labels is not None and labels.ndim == operand.ndim:
-            asked["labels_per_row"] = labels.shape[-1]
+        if function.endswith("logprobs") and _has_slots(given.get("labels"), operand.shape[:-1]):
+            asked["labels_per_row"] = given["labels"].shape[-1]
+            if asked["labels_per_row"] == 1:
+                given["labels"] = given["labels"][..., 0]
         stored = operand.dtype.name
     else:
         asked["dtype"] = stored = _name_of(dtype)
@@ -192,6 +198,15 @@ def _draw(
     asked = {key: value for key, value in asked.items() if value is not None}
     with _errors(ValueError):
         return draw(name, asked, given)
+
+
+def _has_slots(labels: np.ndarray | None, rows: tuple[int, ...]) -> bool:
+    """Of labels [N,K] or [B,T,K] beside ``rows``, which are (N,) or (B, T)."""
+    return (
+        labels is not None
+        and labels.shape != rows
+        and labels.shape[:-1] in (rows, (math.prod(rows),))
+    )
 
 
 def _name_of(dtype: Any) -> str:
