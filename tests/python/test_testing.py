@@ -161,6 +161,7 @@ RIGHT = {
     "case soft": Right(lambda case: SoftLabels(case).run(), "soft_cross_entropy", {"framework": "case"}),
     "tileloss": Right(tileloss.torch.linear_cross_entropy, "linear_cross_entropy", {}),
     "tileloss rows": Right(tileloss.torch.logprobs, "logprobs", {}),
+    "tileloss low rank": Right(tileloss.torch.linear_cross_entropy, "linear_cross_entropy", {"rank": 5, "dtype": "bf16"}),
     "tileloss several": Right(tileloss.torch.linear_logprobs, "linear_logprobs", {"labels_per_row": 8, "dtype": "bf16"}),
     "tileloss policy": Right(tileloss.torch.policy_loss, "policy_loss", {"dtype": "bf16"}),
     "tileloss offsets": Right(tileloss.torch.policy_loss, "policy_loss", {"sequences": "offsets"}),

@@ -25,7 +25,8 @@ _DRAWN = (
 _SOURCES = {
     "head": "lm_head", "teacher_logits": "teacher",
     **{name: name for name in (
-        "logits", "labels", "hidden", "bias", "allowed", "mask", "advantages", "old_logp", "ref_logp", "sampler_logp",
+        "logits", "labels", "hidden", "hidden_r", "head_r", "bias", "allowed",
+        "mask", "advantages", "old_logp", "ref_logp", "sampler_logp",
     )},
 }  # fmt: skip
 _NOT_OF_CASES = ("kernel", "head_layout", "strict", "output", "level", "loss")
@@ -78,7 +79,8 @@ def check(
             ``preset``; ``batch_size``, ``seq_len``, ``vocab_size``, ``hidden_size``, ``seed``, ``ignore_prob`` (0.2),
             ``mask_prob``; ``labels_per_row`` of logprobs, whose labels are [N,K] then; ``allowed``, the sets of columns that
             rows' softmaxes run over ("half", "sparse", ...); ``class_weights``, ``token_weights`` and ``bias`` ("random");
-            ``outputs``: row outputs that ``fn`` has to return; ``gradients`` among dhidden, dhead and dbias; ``upstream``:
+            ``outputs``: row outputs that ``fn`` has to return; ``gradients`` among dhidden, dhead and dbias; ``rank`` of a
+            low-rank part of the head, which ``fn`` gets as ``low_rank``, with gradients dhidden_r and dhead_r; ``upstream``:
             "random", of a loss a row "per_row", and "ones" with numpy; ``source``: {"distribution": "confident"};
             ``tolerances``: of float32 from logits {"ulp": 8, "normwise": 8}, what a plain log-softmax needs, else 1.
 

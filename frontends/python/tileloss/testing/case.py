@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _A = TypeVar("_A", bound=Any)
-_MATRICES = ("logits", "hidden", "head", "bias")
+_MATRICES = ("logits", "hidden", "head", "hidden_r", "head_r", "bias")
 _ROWS = (
     "logits",
     "teacher_logits",
     "target_probs",
     "hidden",
+    "hidden_r",
     "teacher_hidden",
     "teacher_logprobs",
     "token_weights",
@@ -59,7 +60,7 @@ class Case:
     outputs: list[str]  # row outputs that are asked for
     mutants: bool
     in_place: bool
-    gradients: tuple[str, ...] = ("dlogits",)  # or of dhidden, dhead, dbias
+    gradients: tuple[str, ...] = ("dlogits",)  # or of dhidden, dhead, dbias, dhidden_r, dhead_r
     head_layout: str = "vh"  # as the function is to be given the head, which is [V, H] here
     backwards: int = 1  # how often the backward is called; the last one's gradients are judged
     # What an implementation has of its own that is to change no result: "chunk_size" in its own unit, "shards" of the vocabulary.
@@ -155,7 +156,7 @@ class Case:
             for name in {"logits", "teacher_logits"} & set(tensors):
                 tensors[name][:, :valid][~self.allowed] = 0
         else:
-            for name in {"head", "bias", "teacher_head", "teacher_bias"} & set(tensors):
+            for name in {"head", "head_r", "bias", "teacher_head", "teacher_bias"} & set(tensors):
                 tensors[name][valid:] = 0
             if "bias" not in tensors and "dbias" in self.gradients:
                 tensors["bias"] = np.zeros(len(tensors["head"]), np.float32)
@@ -175,7 +176,7 @@ class Case:
             tensors = tensors | {"bias": np.zeros(len(tensors["head"]), np.float32)}
         return replace(self, tensors=tensors, _handed_out={})
 
-    def arguments(self, get: Callable[[str], _A]) -> tuple[list[_A], dict[str, _A]]:
+    def arguments(self, get: Callable[[str], _A]) -> tuple[list[_A], dict[str, Any]]:
         """Of a function that is called as those of `tileloss.torch` are: what goes by position, and the rest by name. ``get``: a
         tensor of the case as an array. Values of rows are [N], of a policy loss [B,T], where no offsets name the sequences.
         """
@@ -184,6 +185,8 @@ class Case:
         found = {name: self._in_batch(name, get(name)) for name in names}
         if "allowed" in found and self._is_shared("allowed"):
             found["allowed"] = get("allowed")[0]
+        if "hidden_r" in found:
+            found["low_rank"] = (found.pop("hidden_r"), found.pop("head_r"))
         first = [found.pop(name) for name in _POSITIONAL if name in found]
         return first, found
 

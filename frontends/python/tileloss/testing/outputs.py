@@ -15,7 +15,7 @@ from tileloss._core.structs import INT64, UINT8
 from tileloss.testing.case import Case
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-_GRADIENTS = ("dlogits", "dhidden", "dhead")
+_GRADIENTS = ("dlogits", "dhidden", "dhead", "dhidden_r", "dhead_r")
 _INTEGERS = {INT64: np.dtype(np.int64), UINT8: np.dtype(np.bool_)}
 
 
