@@ -19,6 +19,7 @@ using oracle::NumberFormat;
 constexpr int64_t kPatternRows = 64;
 constexpr int kRepetitions = 7;
 constexpr uint64_t kTeacherSeed = 0x7465616368ULL;  // keeps its draws apart from the student's
+constexpr uint64_t kLowRankSeed = 0x6c6f776cULL;
 
 void touch(const HugeBuffer& buffer, ThreadTeam& team) {
   constexpr int64_t kPart = int64_t{1} << 20;
@@ -38,17 +39,24 @@ std::vector<BenchMatrices::Matrix> BenchMatrices::list(const MatricesSpec& spec)
   const auto add = [&](const char* name, tileloss_matrix tileloss_args::*slot, bool is_gradient, int64_t columns) {
     list.push_back({name, slot, is_gradient, false, spec.rows, columns, spec.format, {}});
   };
-  const auto add_head = [&](const char* name, tileloss_matrix tileloss_args::*slot, bool is_gradient, NumberFormat format) {
-    list.push_back({name, slot, is_gradient, true, spec.columns, spec.head.hidden, format, {}});
+  const auto add_head = [&](const char* name, tileloss_matrix tileloss_args::*slot, bool is_gradient, NumberFormat format,
+                            int64_t columns) {
+    list.push_back({name, slot, is_gradient, true, spec.columns, columns, format, {}});
   };
   if (spec.is_linear) {
     add("hidden", &tileloss_args::hidden, false, spec.head.hidden);
-    add_head("head", &tileloss_args::head, false, spec.format);
+    add_head("head", &tileloss_args::head, false, spec.format, spec.head.hidden);
     add("dhidden", &tileloss_args::dhidden, true, spec.head.hidden);
-    if (!spec.head.is_frozen) add_head("dhead", &tileloss_args::dhead, true, spec.head.dhead_dtype);
+    if (!spec.head.is_frozen) add_head("dhead", &tileloss_args::dhead, true, spec.head.dhead_dtype, spec.head.hidden);
+    if (spec.head.rank > 0) {
+      add("hidden_r", &tileloss_args::hidden_r, false, spec.head.rank);
+      add_head("head_r", &tileloss_args::head_r, false, spec.format, spec.head.rank);
+      add("dhidden_r", &tileloss_args::dhidden_r, true, spec.head.rank);
+      add_head("dhead_r", &tileloss_args::dhead_r, true, spec.head.dhead_dtype, spec.head.rank);
+    }
     if (spec.has_teacher) {
       add("teacher_hidden", &tileloss_args::teacher_hidden, false, spec.head.hidden);
-      add_head("teacher_head", &tileloss_args::teacher_head, false, spec.format);
+      add_head("teacher_head", &tileloss_args::teacher_head, false, spec.format, spec.head.hidden);
     }
   } else {
     add("logits", &tileloss_args::logits, false, spec.columns);
@@ -72,9 +80,13 @@ BenchMatrices::BenchMatrices(const MatricesSpec& spec, ThreadTeam& team) : spec_
   for (Matrix& m : matrices_) m.memory = HugeBuffer(m.rows * row_bytes(m.columns, m.format), m.name);
   if (spec.is_linear) {
     fill_random(find("hidden")->data(), spec.rows, spec.head.hidden, 1, spec.seed, 0);
+    if (spec.head.rank > 0) {
+      fill_random(find("hidden_r")->data(), spec.rows, spec.head.rank, 1, spec.seed ^ kLowRankSeed, 0);
+      fill_head("head_r", spec.head.rank, spec.seed ^ kLowRankSeed);
+    }
     if (spec.has_teacher) {
       fill_random(find("teacher_hidden")->data(), spec.rows, spec.head.hidden, 1, spec.seed ^ kTeacherSeed, 0);
-      fill_head("teacher_head", spec.seed ^ kTeacherSeed);
+      fill_head("teacher_head", spec.head.hidden, spec.seed ^ kTeacherSeed);
     }
   } else {
     if (spec.has_teacher) {
@@ -106,10 +118,11 @@ void BenchMatrices::fill_random(char* data, int64_t rows, int64_t columns, doubl
   });
 }
 
-// Logits of variance 1. The numbers are independent, so that it does not matter which way the head lies.
-void BenchMatrices::fill_head(const char* name, uint64_t seed) {
-  const double std = 1 / std::sqrt(static_cast<double>(spec_.head.hidden));
-  fill_random(find(name)->data(), spec_.columns, spec_.head.hidden, std, seed, spec_.rows);
+// Logits of variance 1, and of a low-rank part as much again. The numbers are independent, so that it does not matter which way
+// the head lies.
+void BenchMatrices::fill_head(const char* name, int64_t columns, uint64_t seed) {
+  const double std = 1 / std::sqrt(static_cast<double>(columns));
+  fill_random(find(name)->data(), spec_.columns, columns, std, seed, spec_.rows);
 }
 
 void BenchMatrices::draw_pattern(uint64_t seed) {
@@ -129,7 +142,7 @@ void BenchMatrices::repeat_pattern(const char* name) {
 
 void BenchMatrices::restore() {
   if (spec_.is_linear) {
-    fill_head("head", spec_.seed);
+    fill_head("head", spec_.head.hidden, spec_.seed);
   } else {
     repeat_pattern("logits");
   }
@@ -155,9 +168,9 @@ double BenchMatrices::traffic_bytes(bool gradients) const {
 }
 
 double BenchMatrices::flops(bool gradients) const {
-  const double product =
-      2.0 * static_cast<double>(spec_.rows) * static_cast<double>(spec_.columns) * static_cast<double>(spec_.head.hidden);
-  return product * (sides() + (!gradients ? 0 : spec_.head.is_frozen ? 1 : 2));
+  const double logits = 2.0 * static_cast<double>(spec_.rows) * static_cast<double>(spec_.columns);
+  const int products = sides() + (!gradients ? 0 : spec_.head.is_frozen ? 1 : 2), of_low_rank = gradients ? 3 : 1;
+  return logits * static_cast<double>(spec_.head.hidden * products + spec_.head.rank * of_low_rank);
 }
 
 // On the largest matrix. Without a gradient of its size the copy goes from one half of it to the other.

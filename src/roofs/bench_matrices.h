@@ -22,9 +22,12 @@ struct HeadSettings {
   int64_t hidden = 0;          // H; 0: the function takes logits
   bool is_transposed = false;  // the head lies as [H,V]
   bool is_frozen = false;      // no dhead
+  int64_t rank = 0;            // of a low-rank part of the head, which has its gradients; 0: none
   oracle::NumberFormat dhead_dtype = oracle::NumberFormat::kFloat32;
 
-  bool is_given() const { return hidden > 0 || is_transposed || is_frozen || dhead_dtype != oracle::NumberFormat::kFloat32; }
+  bool is_given() const {
+    return hidden > 0 || is_transposed || is_frozen || rank > 0 || dhead_dtype != oracle::NumberFormat::kFloat32;
+  }
 };
 
 // Logits [rows, columns], or hidden states [rows, H] and a head [columns, H].
@@ -82,7 +85,7 @@ class BenchMatrices {
 
   const HugeBuffer* find(const std::string& name) const;  // null: the spec has none
   void fill_random(char* data, int64_t rows, int64_t columns, double std, uint64_t seed, int64_t first_draw);
-  void fill_head(const char* name, uint64_t seed);
+  void fill_head(const char* name, int64_t columns, uint64_t seed);
   void draw_pattern(uint64_t seed);
   void repeat_pattern(const char* name);
   int sides() const { return spec_.has_teacher ? 2 : 1; }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxCalls = 1'000'000;
 constexpr int64_t kMaxLabels = 1024;  // of a row
+constexpr int64_t kMaxRank = 512;
 
 oracle::NumberFormat read_dtype(ConfigReader& reader, const char* key, const char* fallback) {
   return parse_dtype(reader.choice(key, fallback, dtype_names()));
@@ -37,6 +38,7 @@ void read_head(ConfigReader& reader, HeadSettings& out) {
   out.is_transposed = reader.choice("head_layout", "vh", {"vh", "hv"}) == "hv";
   out.dhead_dtype = read_dtype(reader, "dhead_dtype", "fp32");
   out.is_frozen = reader.boolean("frozen_head", false);
+  out.rank = reader.integer("rank", 0, 0, kMaxRank);
 }
 
 void read_passes(ConfigReader& reader, const Function& function, BenchRequest& out) {
@@ -112,6 +114,7 @@ Json case_of(const BenchRequest& request) {
     json.update({{"hidden", settings.head.hidden},
                  {"head_layout", settings.head.is_transposed ? "hv" : "vh"},
                  {"workspace", settings.kernel.workspace_bytes}});
+    if (settings.head.rank > 0) json["rank"] = settings.head.rank;
   }
   json.update(
       {{"in_place", settings.in_place}, {"iters", settings.iterations}, {"warmup", settings.warmup}, {"seed", settings.seed}});

@@ -67,7 +67,8 @@ void check(const BenchSettings& settings, const Function& function) {
     if (settings.head.hidden == 0) refuse("--hidden: " + function.name() + " needs the hidden size, got none");
     if (settings.in_place) refuse("--in-place: " + function.name() + " has no logits to write its gradient over");
   } else if (settings.head.is_given()) {
-    refuse("--hidden, --head-layout, --dhead-dtype and --frozen-head are for the functions linear_*, got " + function.name());
+    refuse("--hidden, --head-layout, --dhead-dtype, --frozen-head and --rank are for the functions linear_*, got " +
+           function.name());
   }
 }
 

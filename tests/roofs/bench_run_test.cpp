@@ -37,6 +37,11 @@ BenchSettings short_rows(const std::string& loss, const std::vector<std::string>
   return settings;
 }
 
+BenchSettings low_rank(BenchSettings settings) {
+  settings.head.rank = 3;
+  return settings;
+}
+
 BenchSettings several_labels(BenchSettings settings) {
   settings.labels_per_row = 4;
   return settings;
@@ -51,7 +56,7 @@ TEST(BenchMemory, IsWhatIsSaidBefore) {
   for (const BenchSettings& settings :
        {short_rows("cross_entropy", {}), short_rows("cross_entropy", {"reduction=none"}), short_rows("linear_cross_entropy", {}),
         short_rows("distillation", {}), short_rows("linear_distillation", {}), short_rows("policy_loss", {}),
-        several_labels(short_rows("logprobs", {})),
+        several_labels(short_rows("logprobs", {})), low_rank(short_rows("linear_logprobs", {})),
         short_rows("policy_loss", {"advantage_level=token", "aggregation=none", "beta=0.1", "sampler_correction=truncate"})}) {
     const int64_t before = resident_bytes();
     const Bench bench(settings);

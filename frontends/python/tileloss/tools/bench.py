@@ -27,6 +27,7 @@ _VALUES = {
     "hidden": "hidden size, for the functions linear_*",
     "allowed": "the share of columns that a row's softmax runs over, in runs; 1: all, given as sets; default 0: none are given",
     "labels_per_row": "of logprobs: so many labels a row; default 1",
+    "rank": "of the functions linear_*: R of a low-rank part of the head, with its gradients; default 0: none",
     "head_layout": "the head lies as [V,H] (vh, default) or as [H,V] (hv)",
     "dhead_dtype": "of the head's gradient: fp32 (default), or the head's dtype",
     "workspace": "a cap on scratch memory: 64MiB; default 0: the planner's choice",
