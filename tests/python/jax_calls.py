@@ -15,33 +15,41 @@ from jax_heads import head_differences
 from jax_problems import OUTPUTS, Problem, Witness, witness
 from jax_stage import differences
 
-Operands = tuple[Any, ...]  # (logits,) or (hidden, head, bias)
+Operands = tuple[Any, ...]  # (logits,) or (hidden, head, bias), perhaps with the two of low_rank
 # Of tests that use the fixture `implementation` and look into the program.
 ONLY_XLA = pytest.mark.parametrize("implementation", ["xla"], indirect=True)
 
 
-def operands_of(problem: Problem, head_layout: str = "HV") -> Operands:
+def operands_of(problem: Problem, head_layout: str = "HV", rank: int = 0) -> Operands:
+    """``rank``: how many of the last columns of hidden states and head are a low-rank part."""
     if problem.head is None:
         return (jnp.asarray(problem.logits),)
     hidden, weight, bias, _ = vars(problem.head).values()
-    weight = weight.T if head_layout == "HV" else weight
-    return jnp.asarray(hidden), jnp.asarray(weight), None if bias is None else jnp.asarray(bias)
+    parts = [(hidden, weight)]
+    if rank:
+        parts = [(hidden[:, x], weight[:, x]) for x in (slice(None, -rank), slice(-rank, None))]
+    pairs = [(jnp.asarray(x), jnp.asarray(y.T if head_layout == "HV" else y)) for x, y in parts]
+    return (*pairs[0], None if bias is None else jnp.asarray(bias), *pairs[-1][: 2 * bool(rank)])
 
 
 def call(problem: Problem, head_layout: str, operands: Operands, *rest: Any, **named: Any) -> Any:
     """The problem's function of operands that may be traced."""
     if problem.head is None:
         return getattr(tileloss_jax, problem.function)(*operands, *rest, **named)
-    *matrices, bias = operands
-    named |= {"bias": bias, "compute_dtype": problem.head.compute_dtype}
+    *matrices, bias = operands[:3]
+    named |= {
+        "bias": bias,
+        "low_rank": operands[3:] or None,
+        "compute_dtype": problem.head.compute_dtype,
+    }
     function = getattr(tileloss_jax, f"linear_{problem.function}")
     return function(*matrices, *rest, head_layout=head_layout, **named)
 
 
-def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
+def run(problem: Problem, head_layout: str = "HV", rank: int = 0, **how: Any) -> Witness:
     """What the public functions make of a problem, with its gradients in one jitted step. ``how``: grad_in_forward."""
     tensors = {name: jnp.asarray(array) for name, array in problem.tensors.items()}
-    operands, labels = operands_of(problem, head_layout), jnp.asarray(problem.labels)
+    operands, labels = operands_of(problem, head_layout, rank), jnp.asarray(problem.labels)
     grads = {n: tensors.pop(n) for n in list(tensors) if n.endswith("_grad")}
     named: dict[str, Any] = {**problem.options, **how}
     if problem.function == "logprobs":
@@ -52,7 +60,10 @@ def run(problem: Problem, head_layout: str = "HV", **how: Any) -> Witness:
     else:
         named |= {"preset": problem.preset, "return_metrics": True, **tensors}
         if length := problem.sequence_length:
-            operands = (operands[0].reshape(-1, length, operands[0].shape[-1]), *operands[1:])
+            operands = tuple(
+                x.reshape(-1, length, x.shape[-1]) if i in (0, 3) else x
+                for i, x in enumerate(operands)
+            )
             labels = labels.reshape(-1, length)
 
     @jax.jit
@@ -91,8 +102,10 @@ def _witness(
     first = np.asarray(gradients[0]).reshape(problem.labels.size, -1)
     if problem.head is None:
         return Witness({}, outputs, loss, metrics, first)
-    weight = np.asarray(gradients[1])
-    of_head = {"hidden": first, "weight": weight.T if head_layout == "HV" else weight}
+    weights = [np.asarray(x) for x in (gradients[1], *gradients[4:])]
+    weight = np.concatenate([x.T if head_layout == "HV" else x for x in weights], axis=1)
+    others = [np.asarray(x).reshape(problem.labels.size, -1) for x in gradients[3:4]]
+    of_head = {"hidden": np.concatenate([first, *others], axis=1), "weight": weight}
     if gradients[2] is not None:
         of_head["bias"] = np.asarray(gradients[2])
     return Witness({}, outputs, loss, metrics, None, of_head)

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_calls import ONLY_XLA, assert_agrees, operands_of, run
 from jax_cases import preset_options, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
-from tileloss.jax import linear_cross_entropy
+from test_jax_shards import over
+from tileloss.jax import linear_cross_entropy, linear_distillation, linear_logprobs
 from tileloss.jax._sweeps import transform, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -33,48 +35,60 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "layout", "bias", "compute_dtype"),
+    ("options", "layout", "bias", "compute_dtype", "rank"),
     [
-        ({}, "HV", False, "float32"),
-        ({}, "VH", True, "bfloat16"),
-        ({"softcap": 5.0, "reduction": "sum"}, "VH", True, "float32"),
-        ({"softcap": 5.0, "valid_vocab": 23}, "HV", False, "bfloat16"),
-        ({"valid_vocab": 24, **SMOOTHED}, "VH", False, "float32"),
-        ({"reduction": "none", **SMOOTHED}, "HV", True, "bfloat16"),
-        ({"temperature": 1.7}, "HV", True, "float32"),
-        ({"temperature": 1.7, "temperature_on": "logprob"}, "VH", True, "bfloat16"),
+        ({}, "HV", False, "float32", 0),
+        ({}, "VH", True, "bfloat16", 0),
+        ({"softcap": 5.0, "reduction": "sum"}, "VH", True, "float32", 0),
+        ({"softcap": 5.0, "valid_vocab": 23}, "HV", False, "bfloat16", 0),
+        ({"valid_vocab": 24, **SMOOTHED}, "VH", False, "float32", 0),
+        ({"reduction": "none", **SMOOTHED}, "HV", True, "bfloat16", 0),
+        ({"temperature": 1.7}, "HV", True, "float32", 0),
+        ({"temperature": 1.7, "temperature_on": "logprob"}, "VH", True, "bfloat16", 0),
+        pytest.param(
+            {"softcap": 5.0, "valid_vocab": 23}, "HV", True, "bfloat16", 7, id="low_rank, HV"
+        ),
+        pytest.param(
+            {"reduction": "none", **SMOOTHED}, "VH", False, "float32", 1, id="low_rank, VH"
+        ),
     ],
     ids=str,
 )
 def test_cross_entropy_agrees(
-    options: dict[str, Any], layout: str, bias: bool, compute_dtype: str
+    options: dict[str, Any], layout: str, bias: bool, compute_dtype: str, rank: int
 ) -> None:
+    """``rank``: of a low-rank part, which the last columns of hidden states and head are taken for."""
     problem = with_weights(plain_problem("cross_entropy", **options), 3)
-    assert_agrees(with_head(problem, compute_dtype, bias), layout)
-
-
-@pytest.mark.parametrize(("layout", "compute_dtype"), [("HV", "float32"), ("VH", "bfloat16")])
-def test_logprobs_and_the_gradients_of_logp_lse_and_entropy_agree(
-    layout: str, compute_dtype: str
-) -> None:
-    problem = plain_problem("logprobs", temperature=0.8, logit_scale=0.9, valid_vocab=27)
-    assert_agrees(with_head(problem, compute_dtype), layout)
+    assert_agrees(with_head(problem, compute_dtype, bias), layout, rank=rank)
 
 
 @pytest.mark.parametrize(
-    ("preset", "options", "batch"),
+    ("layout", "compute_dtype", "rank"),
+    [("HV", "float32", 0), ("VH", "bfloat16", 0), ("HV", "bfloat16", 5), ("VH", "float32", 8)],
+    ids=["HV", "VH", "low_rank, HV", "low_rank, VH"],
+)
+def test_logprobs_and_the_gradients_of_logp_lse_and_entropy_agree(
+    layout: str, compute_dtype: str, rank: int
+) -> None:
+    problem = plain_problem("logprobs", temperature=0.8, logit_scale=0.9, valid_vocab=27)
+    assert_agrees(with_head(problem, compute_dtype), layout, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "batch", "rank"),
     [
-        ("grpo", {"beta": 0.1}, True),
-        ("dapo", {"softcap": 9.0}, False),
-        ("gspo", {"valid_vocab": 23}, True),
-        ("cispo", {"entropy_coef": 0.1}, False),
-        ("", {"aggregation": "none", "entropy_quantile": 0.55}, True),
+        ("grpo", {"beta": 0.1}, True, 0),
+        ("dapo", {"softcap": 9.0}, False, 0),
+        ("gspo", {"valid_vocab": 23}, True, 0),
+        ("cispo", {"entropy_coef": 0.1}, False, 0),
+        ("", {"aggregation": "none", "entropy_quantile": 0.55}, True, 0),
+        pytest.param("grpo", {"softcap": 9.0}, True, 4, id="low_rank"),
     ],
 )
-def test_policy_loss_agrees(preset: str, options: dict[str, Any], batch: bool) -> None:
+def test_policy_loss_agrees(preset: str, options: dict[str, Any], batch: bool, rank: int) -> None:
     options = {**preset_options(preset), **options}
     problem = policy_problem(seed=5, preset=preset, batch=batch, **options)
-    assert_agrees(with_head(problem, SEEN[batch]), "VH" if batch else "HV")
+    assert_agrees(with_head(problem, SEEN[batch]), "VH" if batch else "HV", rank=rank)
 
 
 # In one pass the C++ kernels round what is yet to be multiplied by the upstream gradient.
@@ -120,6 +134,70 @@ def test_rows_that_do_not_count_have_no_part_whatever_they_or_the_head_hold() ->
             np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
     poisoned = gradients(hidden, head.at[0, 3].set(np.nan))[0]
     assert (poisoned[5:9] == 0).all() and np.isnan(poisoned[:5]).all()
+
+
+def test_a_low_rank_part_is_a_wider_head_over_shards_too() -> None:
+    """Under vmap and scan, over shards, of several labels and with a teacher."""
+    hidden, head, _, *pair = operands_of(even_problem("float32"), rank=7)
+    labels = jnp.asarray(even_problem("float32").labels).at[:2].set(-100)
+    teacher = jnp.roll(hidden, 1, 0), head
+
+    def of(labels: Any, h: Any, w: Any, x: Any, b: Any, **how: Any) -> Any:
+        return linear_cross_entropy(h, w, labels, low_rank=(x, b), reduction="sum", **how)
+
+    def mapped(h: Any, w: Any, x: Any, b: Any) -> Any:
+        parts = [x.reshape(2, 32, *x.shape[1:]) for x in (labels, h, x)]
+        return jax.vmap(lambda y, h, x: of(y, h, w, x, b))(*parts).sum()
+
+    def scanned(h: Any, w: Any, x: Any, b: Any) -> Any:
+        parts = [x.reshape(2, 32, *x.shape[1:]) for x in (labels, h, x)]
+        return jax.lax.scan(lambda c, p: (c + of(*p[:2], w, p[2], b), None), 0.0, parts)[0]
+
+    cut = P(None, "tp")
+    sharded = over(3, lambda *x: of(labels, *x, vocab_axis="tp"), (P(), cut, P(), cut))
+
+    def several(h: Any, w: Any, x: Any = None, b: Any = None) -> Any:
+        low_rank, two = None if x is None else (x, b), jnp.stack([labels, labels[::-1]], 1)
+        return linear_logprobs(h, w, two, low_rank=low_rank).logp.sum()
+
+    def distilled(h: Any, w: Any, x: Any = None, b: Any = None) -> Any:
+        low_rank = None if x is None else (x, b)
+        return linear_distillation(h, w, *teacher, labels, low_rank=low_rank)
+
+    def plain(h: Any, w: Any) -> Any:
+        return linear_cross_entropy(h, w, labels, reduction="sum")
+
+    given = (hidden, head, *pair)
+    wide = jnp.concatenate([hidden, pair[0]], 1), jnp.concatenate([head, pair[1]])
+    pairs = [(mapped, plain), (scanned, plain), (sharded, plain)]
+    for ours, theirs in (*pairs, (several, several), (distilled, distilled)):
+        found, gradients = jax.jit(jax.value_and_grad(ours, (0, 1, 2, 3)))(*given)
+        right, (dh, dw) = jax.jit(jax.value_and_grad(theirs, (0, 1)))(*wide)
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+        size = hidden.shape[1]
+        for x, y in zip(gradients, (dh[:, :size], dw[:size], dh[:, size:], dw[size:]), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * float(abs(y).max()))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("text", r"low_rank: expected None or two arrays, \[..., R\] and \[R, V\], got str"),
+        ((jnp.ones((3, 2)), None), "low_rank: expected None or two arrays, .* got tuple"),
+        ((jnp.ones((4, 2)), jnp.ones((2, 7))), r"low_rank\[0\]: expected shape \[3, R\], got \[4, 2\]"),
+        ((jnp.ones((3, 2)), jnp.ones((7, 2))), r"low_rank\[1\]: expected shape \[2, 7\] of head_layout 'HV', got \[7, 2\]"),
+        ((jnp.ones((3, 2), int), jnp.ones((2, 7))), r"low_rank\[0\]: expected float32"),
+        ((jnp.ones((3, 513)), jnp.ones((513, 7))), r"low_rank\[0\]: expected a last dimension of 1 to 512, got 513"),
+        ((jnp.ones((3, 2)), jnp.ones((2, 7))), "pallas_tpu .*; cuda .*"),
+    ],
+    ids=["text", "none", "rows", "layout", "dtype", "rank", "others"],
+)  # fmt: skip
+def test_what_is_refused_of_a_low_rank_part(given: Any, message: str) -> None:
+    how = {"implementation": ("pallas_tpu", "cuda")} if message.startswith("pallas") else {}
+    with pytest.raises((TypeError, ValueError), match=message):
+        linear_cross_entropy(
+            jnp.ones((3, 5)), jnp.ones((5, 7)), jnp.zeros(3, int), low_rank=given, **how
+        )
 
 
 def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone() -> None:

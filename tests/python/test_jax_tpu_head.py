@@ -51,15 +51,16 @@ def test_only_what_needs_a_gradient_is_computed(needs_grad: tuple[bool, ...]) ->
     shapes = jax.eval_shape(
         lambda x: tpu.backward(x, given, rows, problem.transform, spec), problem.operand
     )
-    assert tuple(x is not None for x in shapes) == needs_grad
+    assert tuple(x is not None for x in shapes) == (*needs_grad, False, False)
 
 
 def test_what_it_cannot_do_is_refused_in_words() -> None:
-    def refusal(dtype: object, hidden: int = 8) -> str:
+    def refusal(dtype: object, hidden: int = 8, **of: bool) -> str:
         given = LmHead(jnp.zeros((4, hidden), dtype), jnp.zeros((9, hidden), dtype), None)
-        spec = Spec(9, head_layout="VH", compute_dtype=np.dtype("float32"))
+        spec = Spec(9, head_layout="VH", compute_dtype=np.dtype("float32"), **of)
         return tpu.refusal(given, spec)
 
     assert refusal(jnp.float32) == ""
+    assert refusal(jnp.float32, has_low_rank=True) == "has no low_rank"
     assert refusal(jnp.float16) == "has no float16 (hidden, head)"
     assert refusal(jnp.float32, 100_000) == "has no room for this hidden size in VMEM"

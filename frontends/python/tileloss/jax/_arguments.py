@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from tileloss._core.functions import FUNCTIONS, PUBLIC_OPTIONS, Function
 from tileloss._core.slots import ARGUMENTS, DIFFERENTIABLE, INPUT, SLOTS
 from tileloss.jax._devices import Leading, axes_of_rows, may_be_cut, varying_alike
+from tileloss.jax._floats import checked_low_rank, floats
 from tileloss.jax._implementations import Choice, check_names, choose
 from tileloss.jax._labels import (
     IGNORED,
@@ -232,11 +233,11 @@ def _flat(
     ``labels``: of the operand's leading dimensions, where there are any to hold against them.
     """
     if isinstance(operand, Logits):
-        logits = _floats("logits", operand.logits)
+        logits = floats("logits", operand.logits)
         check_leading("logits", "V", logits, labels)
         rows, vocab = Leading(logits), logits.shape[-1]
         return Logits(rows.flat(logits, vocab)), rows, vocab, Spec(0)
-    hidden, head = _floats("hidden", operand.hidden), _floats("head", operand.head)
+    hidden, head = floats("hidden", operand.hidden), floats("head", operand.head)
     layout = given["head_layout"]
     if layout not in _LAYOUTS:
         raise ValueError(f"head_layout: expected one of {', '.join(_LAYOUTS)}, got {layout!r}")
@@ -252,24 +253,18 @@ def _flat(
             f"head: expected shape {expected} of head_layout {layout!r}, got {list(head.shape)}"
         )
     vocab = head.shape[layout.index("V")]
-    bias = None if operand.bias is None else _floats("bias", operand.bias)
+    bias = None if operand.bias is None else floats("bias", operand.bias)
     if bias is not None and bias.shape != (vocab,):
         raise ValueError(f"bias: expected shape [{vocab}], got {list(bias.shape)}")
     seen = _compute_dtype(given["compute_dtype"], hidden, head)
     rows = Leading(hidden)
     flat = LmHead(rows.flat(hidden, size), head, bias)
-    return flat, rows, vocab, Spec(0, head_layout=layout, compute_dtype=seen)
-
-
-def _floats(name: str, x: Any) -> Array:
-    array = jnp.asarray(x)
-    if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {array.dtype}")
-    if not all(isinstance(n, int) for n in array.shape):
-        raise ValueError(
-            f"{name}: expected a shape of known sizes (jax.export: no symbolic ones), got [{', '.join(map(str, array.shape))}]"
-        )
-    return array
+    if (low_rank := given["low_rank"]) is not None:
+        of_rows, head_r = checked_low_rank(low_rank, hidden.shape[:-1], vocab, layout)
+        flat = flat._replace(hidden_r=rows.flat(of_rows, of_rows.shape[-1]), head_r=head_r)
+    has_pair = low_rank is not None
+    spec = Spec(0, head_layout=layout, compute_dtype=seen, has_low_rank=has_pair)
+    return flat, rows, vocab, spec
 
 
 def _compute_dtype(given: DTypeLike | None, *tensors: Array) -> DTypeLike:
@@ -410,7 +405,7 @@ def _target_arrays(
 
 def _teacher_logits(teacher: Any, student: Operand, rows: Leading) -> Arrays:
     assert isinstance(student, Logits)
-    array, logits = _floats("teacher", teacher), student.logits
+    array, logits = floats("teacher", teacher), student.logits
     if array.dtype != logits.dtype:
         raise TypeError(f"teacher: expected logits' dtype {logits.dtype}, got {array.dtype}")
     if array.shape != (*rows.shape, logits.shape[-1]):
@@ -425,7 +420,7 @@ def _teacher_head(
 ) -> tuple[Arrays, Spec]:
     assert isinstance(student, LmHead) and student.hidden is not None and student.head is not None
     names = ("teacher_hidden", "teacher_head", "teacher_bias")
-    hidden, head, bias = (None if given[n] is None else _floats(n, given[n]) for n in names)
+    hidden, head, bias = (None if given[n] is None else floats(n, given[n]) for n in names)
     assert hidden is not None and head is not None
     if hidden.ndim == 0 or hidden.shape[:-1] != rows.shape or hidden.shape[-1] == 0:
         raise ValueError(
@@ -448,7 +443,7 @@ def _teacher_head(
 
 
 def _teacher_columns(ids: Any, logprobs: Any, rows: Leading) -> Arrays:
-    of_columns, log_q = jnp.asarray(ids), _floats("teacher_logprobs", logprobs)
+    of_columns, log_q = jnp.asarray(ids), floats("teacher_logprobs", logprobs)
     if not jnp.issubdtype(of_columns.dtype, jnp.integer):
         raise TypeError(f"teacher_ids: expected integers, got {of_columns.dtype}")
     if of_columns.ndim == 0 or of_columns.shape[:-1] != rows.shape or of_columns.shape[-1] == 0:

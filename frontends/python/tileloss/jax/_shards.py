@@ -119,11 +119,14 @@ class Shards:
             return run("backward", operand, _first(here, columns), rows, transform, part)
 
         gradient: Operand = self._by_columns(start, self.width, sweep)
-        if isinstance(gradient, Logits) or isinstance(operand, Logits) or gradient.hidden is None:
+        if isinstance(gradient, Logits):
             return gradient
-        assert operand.hidden is not None
-        dhidden = self._sum(gradient.hidden) if self._is_checked(whole) else gradient.hidden
-        return gradient._replace(hidden=dhidden.astype(operand.hidden.dtype))
+        of_rows = {name: getattr(gradient, name) for name in ("hidden", "hidden_r")}
+        of_rows = {name: x for name, x in of_rows.items() if x is not None}
+        if self._is_checked(whole):
+            of_rows = self._sum(of_rows)
+        rounded = {name: x.astype(getattr(operand, name).dtype) for name, x in of_rows.items()}
+        return gradient._replace(**rounded)
 
     def upstream(self, operand: Operand, gradient: Array) -> Array:
         """The upstream gradient of the loss. Where shard_map does not check what varies (check_vma=False), each shard has a part

@@ -90,7 +90,8 @@ def cross_entropy(
 
 @explains_names
 def linear_cross_entropy(
-    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV", weight: Array | None = None,
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, low_rank: tuple[Array, Array] | None = None,
+    head_layout: str = "HV", weight: Array | None = None,
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of cross_entropy
@@ -108,17 +109,20 @@ def linear_cross_entropy(
             it lies: no copy of it is made.
         labels: [...] integers, or class probabilities, [..., V].
         bias: [V] float32, bfloat16 or float16.
+        low_rank: two arrays of float types, x [..., R] and B, [R, V] or [V, R] as the head lies, R up to 512: x @ B is added to
+            the logits, in one sum with hidden's, and nothing of the head's size is copied. LoRA on the head:
+            ``low_rank=(scaling * (hidden @ A), B)``. Both are differentiated. Not by "cuda" and "pallas_tpu".
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         compute_dtype: what the products see, bfloat16 or float32: hidden, head and the logits' gradient are rounded to it once;
             sums are float32 either way. Default: bfloat16 if hidden and head are that, else float32.
 
-    The other arguments, the result and the errors: `cross_entropy`. Gradients are those of hidden, head and bias, in their
-    dtypes; one that is not asked for costs nothing. Those of head and bias are summed in float32 and rounded once; a row whose
-    label is out of range makes them NaN.
+    The other arguments, the result and the errors: `cross_entropy`. Gradients are those of hidden, head, bias and low_rank, in
+    their dtypes; one that is not asked for costs nothing. Those of head, bias and B are summed in float32 and rounded once; a row
+    whose label is out of range makes them NaN.
     """
     return _cross_entropy(
-        LmHead(hidden, head, bias), labels, class_weights=weight, head_layout=head_layout, compute_dtype=compute_dtype,
-        grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
+        LmHead(hidden, head, bias), labels, class_weights=weight, low_rank=low_rank, head_layout=head_layout,
+        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of cross_entropy
         mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
         temperature=temperature, temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index,
@@ -143,8 +147,8 @@ def logprobs(
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
         labels: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
             sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
-            empty slot, its logp 0; a row of these alone is ignored. Not with ``allowed``; by "cpu" and "xla", over shards of the
-            vocabulary by "xla" alone.
+            empty slot, its logp 0; a row of these alone is ignored. Not with ``allowed``; not by "pallas_tpu", over shards
+            of the vocabulary by "xla" alone.
 
     The other arguments and the errors: `cross_entropy`.
 
@@ -171,7 +175,8 @@ def logprobs(
 
 @explains_names
 def linear_logprobs(
-    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, head_layout: str = "HV",
+    hidden: Array, head: Array, labels: Array, *, bias: Array | None = None, low_rank: tuple[Array, Array] | None = None,
+    head_layout: str = "HV",
     outputs: Iterable[str] = ("logp",), compute_dtype: DTypeLike | None = None, implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
     # generated: signature of logprobs
@@ -184,7 +189,7 @@ def linear_logprobs(
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
     return RowOutputs(**apply(
-        "logprobs", LmHead(hidden, head, bias), labels=labels, head_layout=head_layout, outputs=outputs,
+        "logprobs", LmHead(hidden, head, bias), labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
         compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of logprobs
         allowed=allowed, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,

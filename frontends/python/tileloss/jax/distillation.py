@@ -111,7 +111,8 @@ def distillation(
 @explains_names
 def linear_distillation(
     hidden: Array, head: Array, teacher_hidden: Array, teacher_head: Array, labels: Array | None = None, *,
-    bias: Array | None = None, teacher_bias: Array | None = None, head_layout: str = "HV", outputs: Iterable[str] = (),
+    bias: Array | None = None, teacher_bias: Array | None = None, low_rank: tuple[Array, Array] | None = None,
+    head_layout: str = "HV", outputs: Iterable[str] = (),
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
     # generated: signature of distillation but temperature_on
@@ -134,18 +135,19 @@ def linear_distillation(
         teacher_head: its LM head, [G, V], or [V, G] with ``head_layout="VH"``.
         labels: [...] integers; needed where label_weight is not 0.
         bias, teacher_bias: [V].
+        low_rank: the student's, as `linear_cross_entropy`'s.
         compute_dtype: what the products of both sides see, bfloat16 or float32; sums are float32 either way. Default: bfloat16
             if both hidden states and both heads are that, else float32.
         grad_in_forward: compute the gradients with the loss: four products. Without it, or with reduction "none", the backward
             makes both sides' logits again: six. Default None: True, but False where the student has a float16 tensor.
 
-    The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head and bias, in their dtypes;
-    one that is not asked for costs nothing. The teacher's are 0.
+    The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head, bias and low_rank, in
+    their dtypes; one that is not asked for costs nothing. The teacher's are 0.
     """
     return _distillation(
         "distillation", LmHead(hidden, head, bias), teacher_hidden=teacher_hidden, teacher_head=teacher_head,
-        teacher_bias=teacher_bias, labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
-        grad_in_forward=grad_in_forward, implementation=implementation,
+        teacher_bias=teacher_bias, labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
+        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation,
         # generated: names of distillation but temperature_on
         mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
         temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
@@ -225,7 +227,8 @@ def sparse_distillation(
 @explains_names
 def linear_sparse_distillation(
     hidden: Array, head: Array, teacher_ids: Array, teacher_logprobs: Array, labels: Array | None = None, *,
-    bias: Array | None = None, head_layout: str = "HV", outputs: Iterable[str] = (), compute_dtype: DTypeLike | None = None,
+    bias: Array | None = None, low_rank: tuple[Array, Array] | None = None,
+    head_layout: str = "HV", outputs: Iterable[str] = (), compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
     # generated: signature of sparse_distillation but temperature_on
     mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
@@ -241,7 +244,7 @@ def linear_sparse_distillation(
     """
     return _distillation(
         "sparse_distillation", LmHead(hidden, head, bias), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs,
-        labels=labels, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
+        labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
         grad_in_forward=grad_in_forward, implementation=implementation,
         # generated: names of sparse_distillation but temperature_on
         mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,

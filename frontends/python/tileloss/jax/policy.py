@@ -211,7 +211,8 @@ def policy_loss(
 # fmt: off
 @overload
 def linear_policy_loss(
-    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ..., head_layout: str = ...,
+    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ...,
+    low_rank: tuple[Array, Array] | None = ..., head_layout: str = ...,
     return_metrics: Literal[False] = ..., compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
@@ -233,7 +234,8 @@ def linear_policy_loss(
 ) -> Array: ...
 @overload
 def linear_policy_loss(
-    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ..., head_layout: str = ...,
+    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = ...,
+    low_rank: tuple[Array, Array] | None = ..., head_layout: str = ...,
     return_metrics: Literal[True], compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
     # generated: stubs of policy_loss
@@ -256,7 +258,8 @@ def linear_policy_loss(
 # fmt: on
 @explains_names
 def linear_policy_loss(
-    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = None, head_layout: str = "HV",
+    hidden: Array, head: Array, labels: Array, advantages: Array, *, bias: Array | None = None,
+    low_rank: tuple[Array, Array] | None = None, head_layout: str = "HV",
     return_metrics: bool = False, compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
     # generated: signature of policy_loss
@@ -283,7 +286,7 @@ def linear_policy_loss(
     tokens. Tokens that are masked or ignored may hold NaN.
     """
     return _policy_loss(
-        LmHead(hidden, head, bias), labels, advantages, head_layout=head_layout, return_metrics=return_metrics,
+        LmHead(hidden, head, bias), labels, advantages, low_rank=low_rank, head_layout=head_layout, return_metrics=return_metrics,
         compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
         # generated: names of policy_loss
         mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,

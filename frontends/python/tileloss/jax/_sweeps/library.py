@@ -81,7 +81,7 @@ def refusal(operand: Operand, spec: Spec, *others: str) -> str:
 
 
 def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
-    return refusal(operand, spec, CUDA_FILE) or ("takes one label a row" if spec.has_slots else "")
+    return refusal(operand, spec, CUDA_FILE) or ("has no low_rank" if spec.has_low_rank else "")
 
 
 def forward(
@@ -195,8 +195,7 @@ class Call:
         if isinstance(operand, Logits):
             self.operands["logits"] = operand.logits
             return
-        tensors = (operand.hidden, operand.head, operand.bias)
-        for word, tensor in zip(_head_words(spec), tensors, strict=True):
+        for word, tensor in zip(_head_words(spec), operand, strict=True):
             if tensor is not None:
                 self.operands[word] = tensor
         narrow = spec.compute_dtype is not None and jnp.dtype(spec.compute_dtype) == jnp.bfloat16
@@ -310,28 +309,27 @@ def _no_state(target: Target) -> TeacherState | tuple[()]:
 
 def _has_rows(word: str, x: Any) -> bool:
     """Whether the first dimension of a sweep's operand, or of any result, is the rows."""
-    has_none = ("head", "bias", "class_weights", "metrics")
+    has_none = ("head", "head_r", "bias", "class_weights", "metrics")
     return bool(x.shape) and not word.endswith(has_none) and (word != "allowed" or x.shape[0] > 1)
 
 
-def _head_words(spec: Spec) -> tuple[str, str, str]:
-    """hidden, head and bias; a head [H, V] is the library's [V, H] transposed."""
-    return "hidden", "T:head" if spec.head_layout == "HV" else "head", "bias"
+def _head_words(spec: Spec) -> tuple[str, ...]:
+    """Of an LmHead's arrays; a head [H, V] is the library's [V, H] transposed."""
+    turned = "T:" if spec.head_layout == "HV" else ""
+    return "hidden", f"{turned}head", "bias", "hidden_r", f"{turned}head_r"
 
 
 def gradients(operand: Operand, spec: Spec) -> dict[str, Any]:
     """The gradients that are needed, by their words."""
     if isinstance(operand, Logits):
         return {"dlogits": like(operand.logits.shape, operand.logits.dtype)}
-    hidden, head, bias = operand
-    assert hidden is not None and head is not None
-    found = {"dhidden": like(hidden.shape, spec.dhidden_dtype or hidden.dtype)}
-    found["T:dhead" if spec.head_layout == "HV" else "dhead"] = like(head.shape, head.dtype)
-    if bias is not None:
-        found["dbias"] = like(bias.shape, bias.dtype)
-    return {
-        word: x for (word, x), needs in zip(found.items(), spec.needs_grad, strict=False) if needs
-    }
+    found = {}
+    for word, x, needs in zip(_head_words(spec), operand, spec.needs_grad, strict=True):
+        if x is not None and needs:
+            dtype = spec.dhidden_dtype if word.startswith("hidden") else None
+            turned, name = word[: word.find(":") + 1], word.rpartition(":")[2]
+            found[f"{turned}d{name}"] = like(x.shape, dtype or x.dtype)
+    return found
 
 
 def operand_of(operand: Operand, spec: Spec, gradients: Sequence[Array]) -> Operand:

@@ -38,12 +38,16 @@ class Logits(NamedTuple):
 
 
 class LmHead(NamedTuple):
-    """Logits hidden head^T + bias, which exist a tile at a time. Each gradient has its tensor's dtype, summed in float32."""
+    """Logits hidden head^T + hidden_r head_r^T + bias, which exist a tile at a time. Each gradient has its tensor's dtype, summed
+    in float32."""
 
     hidden: Array | None  # [N, H]
     head: Array | None  # [V, H], or [H, V] where spec.head_layout says so
     # [V]; None: there is none. Of gradients, None also stands for "not asked for".
     bias: Array | None
+    # The low-rank part, [N, R] and [V, R] or [R, V] as the head lies; both or neither.
+    hidden_r: Array | None = None
+    head_r: Array | None = None
 
 
 Operand = Logits | LmHead
@@ -128,13 +132,16 @@ class Spec(NamedTuple):
     head_layout: str = "HV"  # of an LmHead: "HV" [H, V] or "VH" [V, H]
     # Of an LmHead: what the products see, bfloat16 or float32.
     compute_dtype: DTypeLike | None = None
-    dhidden_dtype: DTypeLike | None = None  # backward: of an LmHead's dhidden; None: hidden's own
+    dhidden_dtype: DTypeLike | None = (
+        None  # backward: of an LmHead's dhidden and dhidden_r; None: their tensors'
+    )
     needs_grad: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
     has_uniform: bool = True
     has_allowed: bool = False  # whether the target has sets of columns
     has_slots: bool = False  # whether rows have several labels
+    has_low_rank: bool = False  # whether an LmHead has such a part
     is_shard: bool = False  # whether other devices have the vocabulary's other columns
     # The mesh axes over which a kernel that XLA cannot partition cuts the rows itself; None: there is one device to know of.
     row_axes: tuple[str, ...] | None = None

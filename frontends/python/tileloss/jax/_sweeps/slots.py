@@ -7,7 +7,7 @@ from jax import Array, lax
 
 from tileloss.jax._sweeps.operands import LmHead, Operand, Spec
 from tileloss.jax._sweeps.transform import LogitTransform
-from tileloss.jax._sweeps.xla import as_seen, not_ahead
+from tileloss.jax._sweeps.xla import as_seen, hidden_as_seen, not_ahead
 
 
 def slot_logits(operand: Operand, columns: Array, transform: LogitTransform, spec: Spec) -> Array:
@@ -15,14 +15,19 @@ def slot_logits(operand: Operand, columns: Array, transform: LogitTransform, spe
     if not isinstance(operand, LmHead):
         x = jnp.take_along_axis(operand.logits, columns, axis=1).astype(jnp.float32)
         return transform.value(x)
-    hidden, head, bias = operand
-    assert hidden is not None and head is not None
-    seen, axis = as_seen(hidden, spec).astype(jnp.float32), spec.head_layout.index("V")
+    bias, axis = operand.bias, spec.head_layout.index("V")
+    seen = hidden_as_seen(operand, spec)
 
-    def of_slot(column: Array) -> Array:
+    def products(hidden: Array | None, head: Array | None, column: Array) -> Array:
+        assert hidden is not None and head is not None
         of_head = jnp.take(*not_ahead(head, column), axis=axis)
         of_head = as_seen(of_head, spec).astype(jnp.float32)
-        x = _sum_of_last(seen * (of_head if axis == 0 else of_head.T))
+        return _sum_of_last(hidden.astype(jnp.float32) * (of_head if axis == 0 else of_head.T))
+
+    def of_slot(column: Array) -> Array:
+        x = products(seen.hidden, seen.head, column)
+        if seen.hidden_r is not None:
+            x += products(seen.hidden_r, seen.head_r, column)
         return x if bias is None else x + bias[column].astype(jnp.float32)
 
     return transform.value(lax.map(of_slot, columns.T).T)

@@ -47,7 +47,7 @@ def forward(operand: Operand, target: Target, transform: LogitTransform, spec: S
 def backward(
     operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> Operand:
-    """dL/dlogits; or dhidden, dhead and dbias, those that ``spec.needs_grad`` names; each in its tensor's dtype."""
+    """dL/dlogits; or of an LmHead those that ``spec.needs_grad`` names; each in its tensor's dtype."""
     if isinstance(operand, LmHead):
         return _head_backward(operand, target, rows, transform, spec)
 
@@ -60,44 +60,54 @@ def backward(
 def _head_backward(
     operand: LmHead, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
 ) -> LmHead:
-    hidden, head, bias = operand
-    assert hidden is not None and head is not None
     layout, used = spec.head_layout.lower(), rows.used[:, None]
     # 0 times the NaN of a row that is not used would be in dhead.
-    seen = as_seen(jnp.where(used, hidden, 0), spec)
+    seen = hidden_as_seen(only_used(operand, used), spec)
 
     def step(sums: LmHead, start: Array | int, width: int) -> LmHead:
-        of_head = _head_tile(head, start, width, spec)
-        of_bias = None if bias is None else tile(bias, start, width, axis=0)
+        here = _columns_of(seen, start, width, spec)
         is_in = target.allowed_tile(start, width)
-        x = only(is_in, logits_of(seen, of_head, of_bias, spec), 0.0)
+        x = only(is_in, logits_of(here, spec), 0.0)
         dx = tile_gradient(transform.value(x), target, rows, start, spec)
         dx = dx * transform.derivative(x)
         dx = only(is_in, jnp.where(used, dx, 0.0), 0.0)
-        dhidden, dhead, dbias = sums
-        if dhidden is not None:
-            dhidden += product(f"nv,{layout}->nh", as_seen(dx, spec), of_head, spec)
-        if dhead is not None:
-            of_tile = product(f"nv,nh->{layout}", as_seen(dx, spec), seen, spec)
-            dhead = stored(dhead, of_tile.astype(head.dtype), start, layout.index("v"))
-        if dbias is not None:
-            dbias = stored(dbias, jnp.sum(dx, axis=0), start, axis=0)
-        return LmHead(dhidden, dhead, dbias)
+        seen_dx = as_seen(dx, spec)
 
-    of_hidden, of_head, of_bias = spec.needs_grad
-    sums = LmHead(
-        jnp.zeros(hidden.shape, jnp.float32) if of_hidden else None,
-        jnp.zeros(head.shape, head.dtype) if of_head else None,
-        jnp.zeros(bias.shape, jnp.float32) if bias is not None and of_bias else None,
-    )
-    sums, _ = varying_alike((sums, hidden))
-    dhidden, dhead, dbias = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
-    if dhidden is not None:
+        def of_pair(name: str, sums: dict[str, Array | None]) -> None:
+            hidden, head = f"hidden{name}", f"head{name}"
+            if (dhidden := sums[hidden]) is not None:
+                of_head = getattr(here, head)
+                sums[hidden] = dhidden + product(f"nv,{layout}->nh", seen_dx, of_head, spec)
+            if (dhead := sums[head]) is not None:
+                of_tile = product(f"nv,nh->{layout}", seen_dx, getattr(here, hidden), spec)
+                of_tile = of_tile.astype(getattr(operand, head).dtype)
+                sums[head] = stored(dhead, of_tile, start, layout.index("v"))
+
+        found = sums._asdict()
+        of_pair("", found)
+        of_pair("_r", found)
+        if sums.bias is not None:
+            found["bias"] = stored(sums.bias, jnp.sum(dx, axis=0), start, axis=0)
+        return LmHead(**found)
+
+    def zeros(name: str, x: Array | None, needs: bool) -> Array | None:
+        if x is None or not needs:
+            return None
+        return jnp.zeros(x.shape, x.dtype if name.startswith("head") else jnp.float32)
+
+    sums = LmHead(*map(zeros, LmHead._fields, operand, spec.needs_grad))
+    sums, _ = varying_alike((sums, operand.hidden))
+    sums = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
+
+    def rounded(name: str, total: Array | None, x: Array | None) -> Array | None:
+        if total is None or x is None:
+            return None
+        if not name.startswith("hidden"):
+            return total.astype(x.dtype)
         # Where the head holds NaN or inf, 0 times it is in rows that are not used.
-        dhidden = jnp.where(used, dhidden, 0.0).astype(spec.dhidden_dtype or hidden.dtype)
-    if dbias is not None and bias is not None:
-        dbias = dbias.astype(bias.dtype)
-    return LmHead(dhidden, dhead, dbias)
+        return jnp.where(used, total, 0.0).astype(spec.dhidden_dtype or x.dtype)
+
+    return LmHead(*map(rounded, LmHead._fields, sums, operand))
 
 
 def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Array]:
@@ -105,24 +115,49 @@ def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Arr
     if isinstance(operand, Logits):
         logits = operand.logits
         return lambda column, width: tile(logits, column, width).astype(jnp.float32)
-    hidden, head, bias = operand
+    seen = hidden_as_seen(operand, spec)
+    return lambda column, width: logits_of(_columns_of(seen, column, width, spec), spec)
+
+
+def only_used(operand: LmHead, used: Array) -> LmHead:
+    """With 0 in the rows that are not ``used``, bool [N, 1]."""
+    hidden, hidden_r = operand.hidden, operand.hidden_r
+    assert hidden is not None
+    return operand._replace(
+        hidden=jnp.where(used, hidden, 0),
+        hidden_r=None if hidden_r is None else jnp.where(used, hidden_r, 0),
+    )
+
+
+def hidden_as_seen(operand: LmHead, spec: Spec) -> LmHead:
+    hidden, hidden_r = operand.hidden, operand.hidden_r
+    assert hidden is not None
+    return operand._replace(
+        hidden=as_seen(hidden, spec),
+        hidden_r=None if hidden_r is None else as_seen(hidden_r, spec),
+    )
+
+
+def _columns_of(operand: LmHead, start: Array | int, width: int, spec: Spec) -> LmHead:
+    """Some columns of the head as the products see them, and of what goes with it."""
+    axis = spec.head_layout.index("V")
+    head, bias, head_r = operand.head, operand.bias, operand.head_r
+    assert head is not None
+    return operand._replace(
+        head=as_seen(tile(head, start, width, axis), spec),
+        bias=None if bias is None else tile(bias, start, width, axis=0),
+        head_r=None if head_r is None else as_seen(tile(head_r, start, width, axis), spec),
+    )
+
+
+def logits_of(operand: LmHead, spec: Spec) -> Array:
+    """x, float32 [N, V], of matrices as the products see them."""
+    hidden, head, bias, hidden_r, head_r = operand
     assert hidden is not None and head is not None
-    seen = as_seen(hidden, spec)
-
-    def made(column: Array | int, width: int) -> Array:
-        of_bias = None if bias is None else tile(bias, column, width, axis=0)
-        return logits_of(seen, _head_tile(head, column, width, spec), of_bias, spec)
-
-    return made
-
-
-def _head_tile(head: Array, start: Array | int, width: int, spec: Spec) -> Array:
-    return as_seen(tile(head, start, width, axis=spec.head_layout.index("V")), spec)
-
-
-def logits_of(hidden: Array, head: Array, bias: Array | None, spec: Spec) -> Array:
-    """x of one tile, float32 [N, width]."""
-    x = product(f"nh,{spec.head_layout.lower()}->nv", hidden, head, spec)
+    equation = f"nh,{spec.head_layout.lower()}->nv"
+    x = product(equation, hidden, head, spec)
+    if hidden_r is not None and head_r is not None:
+        x += product(equation, hidden_r, head_r, spec)
     return x if bias is None else x + bias[None, :].astype(jnp.float32)
 
 

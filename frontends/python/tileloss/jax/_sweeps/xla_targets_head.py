@@ -25,7 +25,16 @@ from tileloss.jax._sweeps.operands import (
     output_dtype,
 )
 from tileloss.jax._sweeps.transform import LogitTransform
-from tileloss.jax._sweeps.xla import as_seen, logits_of, over_tiles, product, stored, tile
+from tileloss.jax._sweeps.xla import (
+    as_seen,
+    hidden_as_seen,
+    logits_of,
+    only_used,
+    over_tiles,
+    product,
+    stored,
+    tile,
+)
 
 ROWS = 128  # of a step
 Outputs = dict[str, Array]
@@ -60,8 +69,7 @@ def rows_and_grad(
     labels, layout = target.labels, spec.head_layout.lower()
     used = (labels >= 0)[:, None]
     # 0 times the NaN of a row that is not used would be in dhead.
-    hidden = jnp.where(used, operand.hidden, 0)
-    heads = _Heads(operand._replace(hidden=hidden), target, spec)
+    heads = _Heads(only_used(operand, used), target, spec)
 
     def step(carry: _Carry, start: Array | int, rows: int) -> _Carry:
         of_rows = tile(weights, start, rows, axis=0)
@@ -69,16 +77,17 @@ def rows_and_grad(
             *heads.rows(start, rows), of_rows, transform, spec
         )
         dx = as_seen(gradient, spec)
-        dhidden, dhead, dbias = carry.sums
-        if dhidden is not None:
-            of_tile = product(f"nv,{layout}->nh", dx, heads.head, spec)
-            dhidden = stored(dhidden, of_tile, start, axis=0)
-        if dhead is not None:
-            seen = as_seen(tile(hidden, start, rows, axis=0), spec)
-            dhead += product(f"nv,nh->{layout}", dx, seen, spec)
-        if dbias is not None:
-            dbias += jnp.sum(gradient, axis=0)
-        return _Carry(_stored_rows(carry.outputs, found, start), LmHead(dhidden, dhead, dbias))
+        here, sums = heads.student_rows(start, rows), carry.sums._asdict()
+        for name in ("", "_r"):
+            hidden, head = f"hidden{name}", f"head{name}"
+            if sums[hidden] is not None:
+                of_tile = product(f"nv,{layout}->nh", dx, getattr(here, head), spec)
+                sums[hidden] = stored(sums[hidden], of_tile, start, axis=0)
+            if sums[head] is not None:
+                sums[head] += product(f"nv,nh->{layout}", dx, getattr(here, hidden), spec)
+        if sums["bias"] is not None:
+            sums["bias"] += jnp.sum(gradient, axis=0)
+        return _Carry(_stored_rows(carry.outputs, found, start), LmHead(**sums))
 
     sums = LmHead(
         *(
@@ -89,9 +98,10 @@ def rows_and_grad(
     sums, _ = varying_alike((sums, labels))
     carry = _Carry(_no_outputs(labels, spec), sums)
     outputs, sums = over_tiles(labels.shape[0], ROWS, step, carry)
-    if sums.hidden is not None:
-        # Where the head holds NaN or inf, 0 times it is in rows that are not used.
-        sums = sums._replace(hidden=jnp.where(used, sums.hidden, 0.0))
+    # Where the head holds NaN or inf, 0 times it is in rows that are not used.
+    of_rows = {n: getattr(sums, n) for n in ("hidden", "hidden_r")}
+    of_rows = {n: jnp.where(used, x, 0.0) for n, x in of_rows.items() if x is not None}
+    sums = sums._replace(**of_rows)
     rounded = (
         None if x is None or total is None else total.astype(x.dtype)
         for x, total in zip(operand, sums, strict=True)
@@ -106,8 +116,9 @@ class _Heads:
         assert operand.head is not None
         arrays = dict(target.arrays)
         self.spec, self.target = spec, target
-        self.head = as_seen(operand.head, spec)
-        self.student, self.teacher = operand._replace(head=self.head), None
+        head_r = None if operand.head_r is None else as_seen(operand.head_r, spec)
+        self.student = operand._replace(head=as_seen(operand.head, spec), head_r=head_r)
+        self.teacher = None
         if "teacher_head" in arrays:
             hidden, head = arrays.pop("teacher_hidden"), as_seen(arrays.pop("teacher_head"), spec)
             self.teacher = LmHead(hidden, head, arrays.pop("teacher_bias", None))
@@ -119,15 +130,25 @@ class _Heads:
         def part(x: Array) -> Array:
             return tile(x, start, rows, axis=0)
 
-        def logits(side: LmHead) -> Array:
-            assert side.hidden is not None and side.head is not None
-            return logits_of(as_seen(part(side.hidden), self.spec), side.head, side.bias, self.spec)
-
         arrays = jax.tree.map(part, self.row_arrays) | self.column_arrays
         if self.teacher is not None:
-            arrays["teacher_logits"] = logits(self.teacher)
-        labels = part(self.target.labels)
-        return Logits(logits(self.student)), self.target._replace(labels=labels, arrays=arrays)
+            teacher = self._side_rows(self.teacher, start, rows)
+            arrays["teacher_logits"] = logits_of(teacher, self.spec)
+        target = self.target._replace(labels=part(self.target.labels), arrays=arrays)
+        return Logits(logits_of(self.student_rows(start, rows), self.spec)), target
+
+    def student_rows(self, start: Array | int, rows: int) -> LmHead:
+        """Matrices as the products see them."""
+        return self._side_rows(self.student, start, rows)
+
+    def _side_rows(self, side: LmHead, start: Array | int, rows: int) -> LmHead:
+        hidden, hidden_r = side.hidden, side.hidden_r
+        assert hidden is not None
+        some = side._replace(
+            hidden=tile(hidden, start, rows, axis=0),
+            hidden_r=None if hidden_r is None else tile(hidden_r, start, rows, axis=0),
+        )
+        return hidden_as_seen(some, self.spec)
 
 
 def _no_outputs(labels: Array, spec: Spec) -> Outputs:

@@ -58,7 +58,7 @@ def backward(
     kind: Any = type(operand)
     found = kind(*(i == 0 for i in range(len(operand))))
     if isinstance(operand, LmHead):
-        parts = zip(operand, spec.needs_grad, found, strict=True)
+        parts = zip(operand, spec.needs_grad, found, strict=False)
         found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in parts))
     gradient: Any = _by_rows(sweep, (operand, target, rows, transform), found, spec)
     if spec.row_axes is not None:  # a sum over devices is rounded once it is made
@@ -97,6 +97,8 @@ def refusal(operand: Operand, spec: Spec) -> str:
         return "has no allowed"
     if spec.has_slots:
         return "takes one label a row"
+    if spec.has_low_rank:
+        return "has no low_rank"
     half = [name for name, x in operand._asdict().items() if _is_half(x)]
     if half:
         return f"has no float16 ({', '.join(half)})"

@@ -144,7 +144,7 @@ def backward(
     hidden = operand.hidden
     assert hidden is not None
     differentiated = LmHead(
-        *(x if needs else None for x, needs in zip(operand, spec.needs_grad, strict=True))
+        *(x if needs else None for x, needs in zip(operand, spec.needs_grad, strict=False))
     )
     if not hidden.size or not spec.columns:
         return jax.tree.map(jnp.zeros_like, differentiated)
@@ -307,7 +307,7 @@ def fits(operand: LmHead, spec: Spec) -> bool:
 
 
 def call_of(kernel: str, operand: LmHead, spec: Spec) -> Call:
-    hidden, head, _ = operand
+    hidden, head, *_ = operand
     assert hidden is not None and head is not None
     rows, columns = hidden.shape[0], head.shape[spec.head_layout.index("V")]
     arrays = 6
@@ -333,7 +333,7 @@ def _products(spec: Spec) -> _Products:
 
 
 def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
-    hidden, head, bias = operand
+    hidden, head, bias, *_ = operand
     assert head is not None
     cut = partial(lax.slice_in_dim, start_index=spec.first, limit_index=spec.first + spec.columns)
     head = cut(head, axis=spec.head_layout.index("V"))
@@ -348,7 +348,7 @@ def _blocked_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
 
 def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Blocked, ...]:
     """Hidden states, head and bias."""
-    hidden, head, bias = operand
+    hidden, head, bias, *_ = operand
     assert hidden is not None
     rows, width = cut.blocks.rows, hidden.shape[1]
     is_used = (target.labels != UNUSED)[:, None]
