@@ -24,6 +24,7 @@ class Case:
     vocab: int = 64
     dtype: torch.dtype = torch.float32
     bias: bool = False
+    low_rank: bool = False
     uneven: bool = False
     change: Callable[[Tensor], None] | None = None  # of the logits
 
@@ -35,6 +36,8 @@ class Case:
         leaves = [torch.randn(shape).to(self.dtype) for shape in shapes]
         if "linear" in self.function and not self.bias:
             leaves.pop()
+        if self.low_rank:
+            leaves += [torch.randn(shape).to(self.dtype) for shape in ((B, T, 3), (v, 3))]
         if self.change is not None:
             self.change(leaves[0])
         labels = torch.randint(0, self.options.get("valid_vocab", v), (B, T))
@@ -51,8 +54,10 @@ class Case:
             is_in = torch.rand(B, T, self.vocab) < 0.4
             is_in.scatter_(-1, given.clamp(min=0)[..., None], True)
             options["allowed"] = tl.allowed_from(is_in)
-        if len(leaves) == 3:
+        if self.bias:
             options["linear_bias"] = leaves[2]
+        if self.low_rank:
+            options["low_rank"] = tuple(leaves[-2:])
         if self.function.endswith("policy_loss"):
             torch.manual_seed(5)
             advantages = torch.tensor([1.0, -0.7])
@@ -231,6 +236,18 @@ CASES: dict[str, Case] = {
     ),
     "linear_cross_entropy, uneven": Case("linear_cross_entropy", vocab=61, uneven=True),
     "linear_cross_entropy, budget": Case("linear_cross_entropy", {"workspace_bytes": 1 << 20}),
+    **{
+        f"{f}, low rank{', two passes' * two}": Case(f, {"grad_in_forward": not two}, low_rank=True)
+        for f in ("linear_cross_entropy", "linear_policy_loss")
+        for two in (False, True)
+    },
+    "linear_cross_entropy, low rank, uneven": Case(
+        "linear_cross_entropy", vocab=61, bias=True, low_rank=True, uneven=True
+    ),
+    "linear_logprobs, low rank, bfloat16": Case(
+        "linear_logprobs", {"valid_vocab": 1000}, vocab=1024, low_rank=True, dtype=torch.bfloat16
+    ),
+    "linear_distillation, low rank": Case("linear_distillation", low_rank=True),
     "linear_logprobs": Case("linear_logprobs", {"outputs": ROWS, "valid_vocab": 43}, bias=True),
     **{f"linear_policy_loss, {n}": Case("linear_policy_loss", o) for n, o in POLICIES.items()},
     "linear_policy_loss, two passes": Case(

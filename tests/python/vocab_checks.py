@@ -95,13 +95,14 @@ def backward_twice() -> None:
 def added_head_gradients() -> None:
     """Each rank's float32 sums over two backwards, beside the gradients that autograd has."""
     torch.manual_seed(4)
-    bias = torch.randn(V)
+    bias, adapter = torch.randn(V), (torch.randn(N, 3), torch.randn(V, 3))
     teacher = torch.randn(V, H)
     for name, target in (("linear_cross_entropy", ()), ("linear_distillation", (0, mine(teacher)))):
         found = []
         for adds in (False, True):
             hidden, head, _, labels = problem()
             weight, own_bias = (mine(x.detach()).clone().requires_grad_() for x in (head, bias))
+            x, b = adapter[0].clone().requires_grad_(), mine(adapter[1]).clone().requires_grad_()
             buffer = torch.full_like(weight, 0.5, requires_grad=False)
             target = (hidden.detach(), *target[1:]) if target else ()
             more = (
@@ -113,11 +114,12 @@ def added_head_gradients() -> None:
             )
             for factor in (1.0, 0.25):
                 loss = getattr(td, name)(
-                    hidden, weight, *target, labels, linear_bias=own_bias, **more
+                    hidden, weight, *target, labels, linear_bias=own_bias, low_rank=(x, b), **more
                 )
                 (factor * loss).backward()
             assert (weight.grad is None) == adds
-            found.append((buffer - 0.5 if adds else weight.grad, hidden.grad, own_bias.grad))
+            of_head = buffer - 0.5 if adds else weight.grad
+            found.append((of_head, hidden.grad, own_bias.grad, x.grad, b.grad))
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     with pytest.raises(
@@ -262,6 +264,11 @@ def one_rank_is_different() -> None:
     weight, buffer = rows.clone().requires_grad_(), torch.zeros_like(rows)
     raises(ValueError, rf"linear_weight_grad is given: {alike} False on rank 0 and True on rank {last}",
            lambda: td.linear_logprobs(hidden, weight, labels, linear_weight_grad=buffer if one else None))  # fmt: skip
+    pair = hidden[:, :2], rows[:, :2]
+    raises(ValueError, rf"low_rank: {alike} R = 2 of .* requires_grad False on rank 0 and R = 1 of",
+           lambda: td.linear_logprobs(hidden, rows, labels, low_rank=[x[:, : 2 - one] for x in pair]))  # fmt: skip
+    raises(ValueError, rf"low_rank: {alike} None on rank 0 and R = 2",
+           lambda: td.linear_logprobs(hidden, rows, labels, low_rank=pair if one else None))  # fmt: skip
     raises(ValueError, "linear_bias: expected a bias, or none",
            lambda: td.linear_cross_entropy(hidden, rows, labels, linear_bias=rows[:, 0] if one else None))  # fmt: skip
     raises(ValueError, "input: expected the same requires_grad",

@@ -71,4 +71,6 @@ class Whole:
         bias = options.pop("linear_bias", None)
         if bias is not None:
             options["linear_bias"] = cut(bias, 0, self._widths)
+        if (low_rank := options.pop("low_rank", None)) is not None:
+            options["low_rank"] = low_rank[0], cut(low_rank[1], 0, self._widths)
         return self._function(input, cut(weight, 0, self._widths), *rest, **self._more, **options)

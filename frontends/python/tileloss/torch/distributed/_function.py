@@ -138,15 +138,13 @@ class _WithGradient(torch.autograd.Function):
         ctx: Ctx, request: Request, group: Group, in_place: bool, *flat: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         given = request.operands(flat)
-        hidden = given.matrices[0]
-        assert hidden is not None
-        found = ValueAndGradient(request, given, ctx.needs_input_grad[3:6], group)
-        found.run()
-        dhidden = None if found.dhidden is None else found.dhidden.collect().to(hidden.dtype)
+        needs = ctx.needs_input_grad[3 : 3 + len(given.matrices)]
+        found = ValueAndGradient(request, given, needs, group)
+        gradients = found.run()
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*found.results[1:])
-        ctx.save_for_backward(dhidden, found.dhead, found.dbias)
-        return *found.results, dhidden, found.dhead, found.dbias
+        ctx.save_for_backward(*gradients)
+        return *found.results, *gradients
 
     @staticmethod
     def backward(ctx: Ctx, *grads: Tensor | None) -> Any:

@@ -19,45 +19,44 @@ from tileloss.torch.distributed._states import Exchange, Met, State, merge, resu
 
 
 class ValueAndGradient:
-    """Of a loss. After `run`: `results`, the request's; dhidden, of this rank's columns alone; dhead and dbias."""
+    """Of a loss. After `run`: `results`, the request's."""
 
     results: tuple[Tensor, ...]
 
     def __init__(
         self, request: Request, given: Operands, needs: Sequence[bool], group: Group
     ) -> None:
-        hidden, head, bias, *_ = given.matrices
-        assert hidden is not None and head is not None
+        asked = [x if need else None for x, need in zip(given.matrices, needs, strict=True)]
+        hidden, head, bias, hidden_r, head_r = asked
         self._request, self._given = request, given
         self._exchange = Exchange(request, given, request.bits(), group)
         self._has_met = self._goes_on = False
         columns = request.shards.mine.columns
-        self.dhidden = self._part = self.dhead = self.dbias = None
-        if needs[0]:
-            self.dhidden = Sum(hidden.shape, group, hidden.device)
-            self._part = torch.empty_like(self.dhidden.part)
-        if needs[1]:
-            self.dhead = new_gradient(head, "dhead")
-            self.dhead[columns:].zero_()
-        if needs[2]:
-            assert bias is not None
-            self.dbias = torch.empty_like(bias, memory_format=torch.contiguous_format)
-            self.dbias[columns:].zero_()
+        self._sums = Sum((hidden, hidden_r), group)
+        # Of one piece, which are added to the sums' parts.
+        self._parts = [
+            None if part is None else torch.empty_like(part) for part in self._sums.parts
+        ]
+        self._of_heads = [
+            None if x is None else new_gradient(x, kind)
+            for x, kind in ((head, "dhead"), (bias, "dbias"), (head_r, "dhead_r"))
+        ]
+        for gradient in self._of_heads:
+            if gradient is not None:
+                gradient[columns:].zero_()
 
-    dhidden: Sum | None
-    _part: Tensor | None  # of one piece
-    dhead: Tensor | None
-    dbias: Tensor | None
-
-    def run(self) -> None:
+    def run(self) -> tuple[Tensor | None, ...]:
+        """The gradients of the operands' matrices, those that are needed."""
         try:
             self._piece(0)
         except Exception as error:
             if not self._has_met:
                 self._meet(error)
-            elif self._goes_on and self.dhidden is not None:
-                self.dhidden.collect(error)
+            elif self._goes_on:
+                self._sums.collect(error)
             raise
+        (dhidden, dhidden_r), (dhead, dbias, dhead_r) = self._sums.collect(), self._of_heads
+        return dhidden, dhead, dbias, dhidden_r, dhead_r
 
     def _piece(self, number: int) -> None:
         """The calls of this piece and of those after it."""
@@ -66,8 +65,9 @@ class ValueAndGradient:
         piece = self._exchange.pieces[number]
         own = self._exchange.own.of(number)
         columns = slice(piece.column, piece.column + piece.columns)
-        of_head = [None if x is None else x[columns] for x in (self.dhead, self.dbias)]
-        call = self._request.sweep(self._given, piece, (self._part, *of_head))
+        part, part_r = self._parts
+        dhead, dbias, dhead_r = (None if x is None else x[columns] for x in self._of_heads)
+        call = self._request.sweep(self._given, piece, (part, dhead, dbias, part_r, dhead_r))
         set_state(call, own, self._exchange.bits)
 
         def merge_states() -> None:
@@ -80,8 +80,9 @@ class ValueAndGradient:
             self._piece(number + 1)
         else:
             call.run(VALUE_AND_GRAD, self._request.workspace_bytes, merge_states)
-        if self.dhidden is not None and self._part is not None:
-            self.dhidden.part += self._part
+        for total, of_piece in zip(self._sums.parts, self._parts, strict=True):
+            if total is not None and of_piece is not None:
+                total += of_piece
 
     def _meet(self, failure: Exception | None = None) -> None:
         self._has_met = True

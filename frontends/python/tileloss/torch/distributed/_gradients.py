@@ -53,29 +53,31 @@ def _head_gradients(
     group: Group,
     run: Callable[[Call], None],
 ) -> tuple[Tensor | None, ...]:
-    """dhidden is summed over the ranks, in float32; those of head and bias are this rank's own. The head's is None where it is
-    added to a tensor of the caller's."""
-    hidden, head, bias, *_ = given.matrices
-    assert hidden is not None and head is not None
-    dhidden = Sum(hidden.shape, group, hidden.device) if needs[0] else None
-    head_grad = request.head_grad if needs[1] else None
-    dhead = new_gradient(head, "dhead") if needs[1] and head_grad is None else None
-    dbias = new_gradient(bias, "dbias") if needs[2] and bias is not None else None
+    """Those of hidden states are summed over the ranks, in float32; those of heads and bias are this rank's own. The head's is
+    None where it is added to a tensor of the caller's."""
+    asked = [x if need else None for x, need in zip(given.matrices, needs, strict=True)]
+    hidden, head, bias, hidden_r, head_r = asked
+    sums = Sum((hidden, hidden_r), group)
+    head_grad = None if head is None else request.head_grad
+    dhead = None if head is None or head_grad is not None else new_gradient(head, "dhead")
+    dbias = None if bias is None else new_gradient(bias, "dbias")
+    dhead_r = None if head_r is None else new_gradient(head_r, "dhead_r")
     is_empty = request.shards.mine.columns == 0
-    for gradient in (dhead, dbias):
+    for gradient in (dhead, dbias, dhead_r):
         if gradient is not None and (is_empty or head_grad is not None):
             gradient.zero_()
     try:
         if not is_empty:
-            part = None if dhidden is None else dhidden.part
-            call = request.backward(given, (part, dhead if head_grad is None else head_grad, dbias))
+            part, part_r = sums.parts
+            own = dhead if head_grad is None else head_grad, dbias, part_r, dhead_r
+            call = request.backward(given, (part, *own))
             if head_grad is not None:
                 call.set_options(accumulate=1)
             run(call)
             if head_grad is not None:
                 torch.autograd.graph.increment_version(head_grad)
     except Exception as error:
-        if dhidden is not None:
-            dhidden.collect(error)
+        sums.collect(error)
         raise
-    return None if dhidden is None else dhidden.collect().to(hidden.dtype), dhead, dbias
+    dhidden, dhidden_r = sums.collect()
+    return dhidden, dhead, dbias, dhidden_r, dhead_r

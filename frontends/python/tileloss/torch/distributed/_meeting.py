@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -172,22 +171,32 @@ def raise_together(failure: Exception | None, failed: Sequence[float], group: Gr
 
 
 class Sum:
-    """A float32 tensor, of which every rank has a ``part``. With it travels whether a rank has failed to make its own."""
+    """Tensors, of which every rank has its ``parts`` in float32. With them travels whether a rank has failed to make its own."""
 
-    def __init__(self, shape: Sequence[int], group: Group, device: torch.device) -> None:
-        self._group, (self._rank, self._count) = group, ranks_of(group)
-        self._flat = torch.zeros(prod(shape) + self._count, dtype=torch.float32, device=device)
-        self.part = self._flat[: -self._count].view(shape)
+    def __init__(self, like: Sequence[Tensor | None], group: Group) -> None:
+        """``like``: the tensors' shapes and dtypes; None: there is no such tensor, nor part."""
+        self._like, self._group, (self._rank, self._count) = like, group, ranks_of(group)
+        given = [x for x in like if x is not None]
+        total = sum(x.numel() for x in given) + self._count
+        device = given[0].device if given else CPU
+        self._flat = torch.zeros(total, dtype=torch.float32, device=device)
+        parts = iter(self._flat[: -self._count].split_with_sizes([x.numel() for x in given]))
+        self.parts = [None if x is None else next(parts).view(x.shape) for x in like]
 
-    def collect(self, failure: Exception | None = None) -> Tensor:
-        """The sum over the ranks: each part of it is made on one of them and sent to the others, so that all have the same bits.
-        Every rank raises if one comes with a ``failure``."""
+    def collect(self, failure: Exception | None = None) -> list[Tensor | None]:
+        """The sums over the ranks: each part of one is made on one of them and sent to the others, so that all have the same
+        bits. Every rank raises if one comes with a ``failure``. Where there are no tensors nobody meets."""
+        if all(x is None for x in self._like):
+            return self.parts
         failed = self._flat[-self._count :]
         failed[self._rank] = failure is not None
         if self._count > 1:
             dist.all_reduce(self._flat, group=self._group)
         raise_together(failure, failed.tolist(), self._group)
-        return self.part
+        return [
+            None if x is None or part is None else part.to(x.dtype)
+            for x, part in zip(self._like, self.parts, strict=True)
+        ]
 
 
 def _check_alike(everyone: list[Facts], prepared: Prepared, group: Group) -> None:

@@ -67,6 +67,7 @@ class Given(NamedTuple):
     inplace_backward: bool = False
     linear_weight: Any = None
     linear_bias: Any = None
+    low_rank: Any = None
     compute_dtype: torch.dtype | None = None
     workspace_bytes: int | None = None
     linear_weight_grad: Any = None
@@ -90,6 +91,8 @@ class Given(NamedTuple):
                 "linear_weight": Shard("linear_weight", self.linear_weight, 0),
                 "linear_bias": Shard("linear_bias", self.linear_bias, 0),
             }
+            if isinstance(self.low_rank, (tuple, list)) and len(self.low_rank) == 2:
+                found["head_r"] = Shard("low_rank[1]", self.low_rank[1], 0)
         for slot in self.target:
             if "V" in (shape := SLOTS[slot].shape):
                 dim = 0 if shape[0] == "V" else -1
@@ -197,6 +200,8 @@ def _call(given: Given) -> dict[str, Tensor]:
 def _take_local_shards(given: Given, group: Group) -> Given:
     local = {name: local_shard(shard, group) for name, shard in given.shards().items()}
     tensors = {slot: local.pop(slot, x) for slot, x in given.tensors.items()}
+    if "head_r" in local:
+        local["low_rank"] = given.low_rank[0], local.pop("head_r")
     return given._replace(tensors=tensors, group=group, **local)
 
 
@@ -210,9 +215,9 @@ def _prepare(given: Given) -> Prepared:
                 f"{name}: expected an integer >= {least}, of 64 bits, or None, got {value!r}"
             )
     if given.is_linear:
-        weight, bias = given.linear_weight, given.linear_bias
+        of_head = given.linear_weight, given.linear_bias, given.low_rank
         settings = given.compute_dtype, given.workspace_bytes, given.linear_weight_grad
-        student = checked_head(given.input, *operands(weight, bias, None, *settings))
+        student = checked_head(given.input, *operands(*of_head, *settings))
         if student.adds:
             check_apart(given.linear_weight_grad, student.matrices)
     else:
@@ -311,6 +316,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "return_metrics": given.return_metrics,
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "linear_weight_grad is given": arguments.student.adds,
+            "low_rank": _low_rank(arguments.student),
             "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
@@ -339,6 +345,14 @@ def _details(given: Given, arguments: _Arguments) -> Details:
         return {"target": f"{labels.dtype} {list(labels.shape)}", **of_rows}
 
     return {"options": options, "tensors": tensors, "labels": label_details}
+
+
+def _low_rank(student: Student) -> str | None:
+    hidden_r, head_r = (*student.matrices[3:], None, None)[:2]
+    if hidden_r is None or head_r is None:
+        return None
+    needs = student.needs()[3]
+    return f"R = {hidden_r.shape[-1]} of {hidden_r.dtype} and {head_r.dtype}, requires_grad {needs}"
 
 
 def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:

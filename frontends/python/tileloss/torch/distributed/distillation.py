@@ -87,6 +87,7 @@ def linear_distillation(
     group: Group = None,
     vocab_start: int | None = None,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     teacher_bias: Tensor | None = None,
     outputs: Iterable[str] = (),
     compute_dtype: torch.dtype | None = None,
@@ -122,6 +123,7 @@ def linear_distillation(
         linear_weight, teacher_weight: this rank's rows of each head, [V_r, H] and [V_r, G]; or DTensors with Shard(0) on a mesh
             of one dimension, whose group is taken.
         linear_bias, teacher_bias: [V_r], cut as the heads.
+        low_rank: of the student's head, as `linear_cross_entropy` of this module.
         compute_dtype, workspace_bytes: as `tileloss.torch.linear_distillation`, of each of a rank's calls.
 
     Each meeting of the ranks, and the backward, makes both sides' logits again: eight products where one process takes four. The

@@ -77,6 +77,7 @@ def linear_cross_entropy(
     group: Group = None,
     vocab_start: int | None = None,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     weight: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
@@ -106,6 +107,7 @@ def linear_cross_entropy(
         linear_weight: this rank's rows of the head, [V_r, H]; or a DTensor with Shard(0) on a mesh of one dimension, whose
             group is taken.
         linear_bias: [V_r], cut as the head.
+        low_rank: x [..., R], the same on every rank, whose gradient is summed as input's, and this rank's rows of B, [V_r, R].
         compute_dtype: as `tileloss.torch.linear_cross_entropy`.
         workspace_bytes: a cap on the scratch memory of each of a rank's calls, one for each of its slices of the vocabulary.
         linear_weight_grad: [V_r, H] float32 of this rank's rows, as `tileloss.torch.linear_cross_entropy` has it: each rank adds
@@ -155,6 +157,7 @@ def linear_logprobs(
     group: Group = None,
     vocab_start: int | None = None,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     outputs: Iterable[str] = ("logp",),
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,

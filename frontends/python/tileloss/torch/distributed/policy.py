@@ -92,6 +92,7 @@ def linear_policy_loss(
     group: Group = None,
     vocab_start: int | None = None,
     linear_bias: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     return_metrics: bool = False,
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
