@@ -319,7 +319,9 @@ def lint_kernels(root):
                 )
         for call in COUNTS_ZEROS.finditer(text) if "cuda" in path.parts else ():
             line = text.count("\n", 0, call.start()) + 1
-            findings.append(f"{path.relative_to(root)}:{line}: {call[0]}, which nvcc makes a constant of")
+            findings.append(
+                f"{path.relative_to(root)}:{line}: {call[0]}, which nvcc makes a constant of"
+            )
     return findings if found else [f"no kernels under {root}"]
 
 

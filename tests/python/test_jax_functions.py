@@ -557,7 +557,7 @@ def test_every_argument_is_handed_on(name: str, monkeypatch: pytest.MonkeyPatch)
     def apply(loss: str, operand: Any, **given: Any) -> Any:
         assert name in (loss, f"linear_{loss}")
         handed.update({SHOWN.get(name, name): x for name, x in given.items()})
-        handed.update(operand._asdict())
+        handed.update({n: x for n, x in operand._asdict().items() if x is not None})
         raise InterruptedError
 
     monkeypatch.setattr(sys.modules[inspect.unwrap(function).__module__], "apply", apply)

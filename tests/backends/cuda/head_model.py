@@ -19,8 +19,8 @@ from tileloss._core.library import lib, raise_on_error  # noqa: E402
 
 BEGIN, END = "<!-- tests/backends/cuda/head_model.py -->\n", "<!-- so far -->\n"
 ROWS, WIDTH, VOCAB = 8192, 4096, 151936  # Qwen3-8B's head
-# An H100, as docs/measurements/nvidia-h100.md has it: operations of products, bytes of memory a second, and of a block's logits by
-# the kernels of its rows; a product's tile on each multiprocessor.
+# An H100, by docs/measurements/nvidia-h100.md: operations of products, bytes of memory a second, and of a block's logits by the
+# kernels of its rows; a product's tile on each multiprocessor.
 PRODUCTS, MEMORY, LOGITS, PROCESSORS, TILE = 725e12, 3.0e12, 1.2e12, 132, 128 * 256
 # Seconds: between two launches; of a row's barriers; of a row's state and gradient, which a thread makes in double.
 GAP, BARRIERS, STATE, GRADIENT = 1e-6, 2e-6, 4e-6, 8e-6
