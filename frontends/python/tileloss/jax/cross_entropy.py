@@ -113,8 +113,8 @@ def linear_cross_entropy(
             the logits, in one sum with hidden's, and nothing of the head's size is copied. LoRA on the head:
             ``low_rank=(scaling * (hidden @ A), B)``. Both are differentiated. Not by "cuda" and "pallas_tpu".
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
-        compute_dtype: what the products see, bfloat16 or float32: hidden, head and the logits' gradient are rounded to it once;
-            sums are float32 either way. Default: bfloat16 if hidden and head are that, else float32.
+        compute_dtype: what the products see, bfloat16 or float32: hidden, head, low_rank's two and the logits' gradient are
+            rounded to it once; sums are float32 either way. Default: bfloat16 if hidden and head are that, else float32.
 
     The other arguments, the result and the errors: `cross_entropy`. Gradients are those of hidden, head, bias and low_rank, in
     their dtypes; one that is not asked for costs nothing. Those of head, bias and B are summed in float32 and rounded once; a row

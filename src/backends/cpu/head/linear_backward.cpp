@@ -233,7 +233,8 @@ void LinearWalk::dbias_task(float* scratch, std::int64_t begin, std::int64_t end
   }
 }
 
-// Columns [h, h + width) of dhidden's rows in use [first, first + rows). `packs`: dz, which is in `scratch` else.
+// Columns [h, h + width) of dhidden's rows in use [first, first + rows). `packs`: dz, which is in `scratch` else, of a call
+// before for the same rows and chunk: by these alone skips_dhidden() decides.
 void LinearWalk::dhidden_task(const Part& part, float* scratch, bool packs, std::int64_t first, std::int64_t rows, std::int64_t h,
                               std::int64_t width, std::int64_t chunk, std::int64_t chunk_columns, const float* dz) const {
   Store how = chunk > 0 ? Store::kAdd : Store::kReplace;
