@@ -28,6 +28,8 @@ from tileloss._core.structs import (
 # What a tensor is to a call, as the ABI numbers it; an operand is an input that is there in every call of its level: the
 # matrices that it takes, their bias and the labels.
 INPUT, UPSTREAM, OUTPUT, ROW_OUTPUT, GRADIENT = range(5)
+
+MOST_RANKS = 512  # columns of hidden_r and head_r, as the C ABI takes them
 OPERAND = -1
 _OPERANDS = ("labels", "bias", "teacher_bias", "hidden_r", "head_r")
 # The operands of the side that learns, from logits and fused with the LM head; the others, but the labels, are of the target.

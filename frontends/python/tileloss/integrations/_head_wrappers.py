@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
+from tileloss._core.slots import MOST_RANKS
 from tileloss.integrations import _forward_source
 
 Function = Callable[[torch.Tensor], Any]
-
-_MOST_RANKS = 512  # of a head's low-rank part
 
 _UNIT: tuple[Any, ...] = ()
 _WRAPPER: tuple[Any, ...] = ()
@@ -194,8 +193,8 @@ def check_adapters(place: str, module: Any) -> None:
             what = f"a variant (DoRA, for instance), or a bias, in adapter {name!r}"
         elif has_hooks(second):
             what = f"hooks of lora_B[{name!r}]"
-        elif rank > _MOST_RANKS:
-            what = f"ranks that add up to {rank}, of {_MOST_RANKS} at most"
+        elif rank > MOST_RANKS:
+            what = f"ranks that add up to {rank}, of {MOST_RANKS} at most"
         elif second.weight.device.type != "cpu":
             what = f"adapter {name!r} on {second.weight.device.type}, of the CPU alone"
         else:

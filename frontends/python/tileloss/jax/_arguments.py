@@ -259,11 +259,11 @@ def _flat(
     seen = _compute_dtype(given["compute_dtype"], hidden, head)
     rows = Leading(hidden)
     flat = LmHead(rows.flat(hidden, size), head, bias)
-    if (low_rank := given["low_rank"]) is not None:
+    has_low_rank = (low_rank := given["low_rank"]) is not None
+    if has_low_rank:
         of_rows, head_r = checked_low_rank(low_rank, hidden.shape[:-1], vocab, layout)
         flat = flat._replace(hidden_r=rows.flat(of_rows, of_rows.shape[-1]), head_r=head_r)
-    has_pair = low_rank is not None
-    spec = Spec(0, head_layout=layout, compute_dtype=seen, has_low_rank=has_pair)
+    spec = Spec(0, head_layout=layout, compute_dtype=seen, has_low_rank=has_low_rank)
     return flat, rows, vocab, spec
 
 

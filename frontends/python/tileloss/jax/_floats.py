@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-MOST = 512  # columns of a low-rank part, as in the C ABI
+from tileloss._core.slots import MOST_RANKS
 
 
 def floats(name: str, x: Any) -> Array:
@@ -38,8 +38,8 @@ def checked_low_rank(
     if hidden.ndim == 0 or hidden.shape[:-1] != rows:
         expected = ", ".join(map(str, [*rows, "R"]))
         raise ValueError(f"low_rank[0]: expected shape [{expected}], got {list(hidden.shape)}")
-    if not 1 <= (rank := hidden.shape[-1]) <= MOST:
-        raise ValueError(f"low_rank[0]: expected a last dimension of 1 to {MOST}, got {rank}")
+    if not 1 <= (rank := hidden.shape[-1]) <= MOST_RANKS:
+        raise ValueError(f"low_rank[0]: expected a last dimension of 1 to {MOST_RANKS}, got {rank}")
     expected_head = (rank, vocab) if layout == "HV" else (vocab, rank)
     if head.shape != expected_head:
         raise ValueError(

@@ -132,9 +132,8 @@ class Spec(NamedTuple):
     head_layout: str = "HV"  # of an LmHead: "HV" [H, V] or "VH" [V, H]
     # Of an LmHead: what the products see, bfloat16 or float32.
     compute_dtype: DTypeLike | None = None
-    dhidden_dtype: DTypeLike | None = (
-        None  # backward: of an LmHead's dhidden and dhidden_r; None: their tensors'
-    )
+    # Backward: of an LmHead's dhidden and dhidden_r; None: their tensors'.
+    dhidden_dtype: DTypeLike | None = None
     needs_grad: tuple[bool, ...] = (True,)  # backward: which of the operand's gradients
     # Backward: whether that coefficient can be other than 0 in any row.
     has_prob_logp: bool = True
