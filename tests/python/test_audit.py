@@ -399,6 +399,13 @@ def test_gradcheck_takes_a_function(
     assert code == 0 and "dropped" in out and "NOT CAUGHT" not in out
 
 
+def test_gradcheck_of_a_low_rank_part(capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ("vocab_size=319", "mutants=true")
+    for name in ("tileloss-torch", "tileloss-jax"):  # the loss of one function, row outputs of another
+        code, out = gradcheck(name, capfd, *sets, config="linear_low_rank")
+        assert code == 0 and "dhead_r_low_rank_left_out" in out and "NOT CAUGHT" not in out
+
+
 def test_gradcheck_of_distillation(capfd: pytest.CaptureFixture[str]) -> None:
     sets = ("vocab_size=255", "mutants=true")
     code, out = gradcheck("tileloss-torch", capfd, *sets, config="distillation")

@@ -57,13 +57,15 @@ EXPECTED = {
         "linear-policy/only-dhead": "pass", "linear/second-backward": "failed dhidden/frobenius",
         "linear-policy/grpo": "pass", "linear-policy/dapo-kl": "pass", "linear-policy/gspo-kl": "pass",
         "linear-policy/luspo": "pass", "linear-policy/luspo-kl": OFF, "linear-policy/vespo": "pass",
+        "linear/low-rank": "refused",
     },
     "cce": {
         "linear/fp32": "pass", "linear/none": "pass", "linear/softcap": "pass", "linear/bias": "refused",
     },
     "jax": {
         "ce/bf16": "pass", "ce/none": "pass", "ce/softcap": "pass", "ce/padding": "pass", "ce/all-ignored": "pass",
-        "logprobs/entropy": "pass", "linear/bias": "pass", "linear/logprobs": "pass", "policy/grpo": "refused",
+        "logprobs/entropy": "pass", "linear/bias": "pass", "linear/low-rank": "pass", "linear/logprobs": "pass",
+        "policy/grpo": "refused",
     },
     "optax": {
         "ce/fp32": "pass", "ce/none": "pass", "ce/bf16": OFF, "linear/bias": "pass", "ce/smoothing": "refused",

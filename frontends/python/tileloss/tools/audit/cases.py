@@ -162,6 +162,7 @@ CASES = (
     _linear("class-weights", "a weight a class", class_weights="random"),
     _linear("z-loss", "1e-3 lse^2", z_loss=1e-3),
     _linear("all-ignored", "no row in use: 0, and gradients of 0", ignore_prob=1),
+    _linear("low-rank", "a frozen head with LoRA: a part of rank 4", rank=4, gradients=["dhidden", "dhidden_r", "dhead_r"]),
     _linear("logprobs", "log-probabilities, an upstream gradient a row", **LINEAR_LOGPROBS),
     _linear_policy("grpo", "clipped ratios, some tokens masked, a negative upstream gradient", "grpo", **_NEGATIVE),
     _linear_policy("grpo-bf16", "the same in bfloat16", "grpo", dtype="bf16"),

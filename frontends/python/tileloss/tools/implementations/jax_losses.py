@@ -12,6 +12,7 @@ from jax import Array
 from tileloss.testing.case import Case, Refused
 
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")
+_HEAD = ("bias", "hidden_r", "head_r")
 _LOSSES = ("cross_entropy", "linear_cross_entropy")
 _ROWS = ("logprobs", "linear_logprobs")
 
@@ -21,7 +22,7 @@ def plain(case: Case) -> dict[str, Array]:
     options = case.options
     rows = ("loss", "logp", "lse", "entropy")
     case.refuse_unless(
-        (*_LOSSES, *_ROWS), (*_TRANSFORM, "reduction"), ["bias"], rows, several_labels=True
+        (*_LOSSES, *_ROWS), (*_TRANSFORM, "reduction"), _HEAD, rows, several_labels=True
     )
     labels, used = case.jax("labels"), jnp.asarray(case.in_use)
     slots = jnp.maximum(labels, 0).reshape(len(used), -1)
@@ -49,7 +50,7 @@ def plain(case: Case) -> dict[str, Array]:
 def optax(case: Case) -> dict[str, Array]:
     import optax as package
 
-    case.refuse_unless(_LOSSES, ("reduction", "ignore_index"), ["bias"])
+    case.refuse_unless(_LOSSES, ("reduction", "ignore_index"), _HEAD)
     labels, used = jnp.maximum(case.jax("labels"), 0), jnp.asarray(case.in_use)
 
     def compute(operands: dict[str, Array]) -> dict[str, Array]:
@@ -87,6 +88,8 @@ def _logits(operands: dict[str, Array]) -> Array:
     if "logits" in operands:
         return operands["logits"]
     logits = operands["hidden"] @ operands["head"].T
+    if "head_r" in operands:
+        logits += operands["hidden_r"] @ operands["head_r"].T
     return logits + operands["bias"].astype(logits.dtype) if "bias" in operands else logits
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jax import Array
 
 _HEADS = ("head", "teacher_head")
+_OF_LOGITS = ("bias", "low_rank", "allowed")
 
 
 class FrontEnd(NamedTuple):
@@ -84,7 +85,7 @@ class Call:
             labels = package.where(used, labels, case.ignore_index)
         operands = [self.get(n) for n in ("logits", "hidden", "head") if n in case.tensors]
         _, named = case.arguments(self.get)
-        given = {name: array for name, array in named.items() if name in ("bias", "allowed")}
+        given = {name: array for name, array in named.items() if name in _OF_LOGITS}
         keywords = self._renamed(given) | options | self.more
         asked = [n for n in case.outputs if n not in self.own_rows]
         return self._rows(self.front_end.function(name), [*operands, labels], asked, keywords)

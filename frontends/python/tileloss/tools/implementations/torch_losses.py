@@ -14,7 +14,8 @@ from tileloss.tools.implementations import torch_policy
 
 _TRANSFORM = ("logit_scale", "softcap", "temperature", "valid_vocab", "ignore_index")
 _CROSS_ENTROPY = (*_TRANSFORM, "reduction", "label_smoothing", "z_loss", "num_items")
-_WEIGHTS = ("bias", "class_weights", "token_weights")
+_HEAD = ("bias", "hidden_r", "head_r")
+_WEIGHTS = ("class_weights", "token_weights")
 # With smoothing PyTorch's sum runs over the classes outside the set too, where log p is -inf.
 _SETS = ("allowed",)
 _FUNCTIONS = ("logprobs", "cross_entropy", "policy_loss")
@@ -62,12 +63,15 @@ def linear(case: Case) -> Outputs:
 
 
 def logits_of(case: Case) -> Tensor:
-    """The logits, or the product of hidden states and head in their dtype."""
+    """The logits, or the product of hidden states and head in their dtype, with that of a low-rank part as LoRA adds it."""
     if "logits" in case.tensors:
         return case.torch("logits")
     head = case.torch("head")
     bias = case.torch("bias").to(head.dtype) if "bias" in case.tensors else None
-    return F.linear(case.torch("hidden"), head, bias)
+    logits = F.linear(case.torch("hidden"), head, bias)
+    if "head_r" not in case.tensors:
+        return logits
+    return logits + F.linear(case.torch("hidden_r"), case.torch("head_r"))
 
 
 def transformed(case: Case, x: Tensor) -> Tensor:
@@ -123,15 +127,15 @@ def _compute(
 def _refuse(case: Case) -> None:
     if case.function.endswith("policy_loss"):
         case.refuse_unless(
-            _ALL, (*_TRANSFORM, *torch_policy.OPTIONS), ("bias", *_SETS, *torch_policy.TENSORS)
+            _ALL, (*_TRANSFORM, *torch_policy.OPTIONS), (*_HEAD, *_SETS, *torch_policy.TENSORS)
         )
         torch_policy.refuse(case)
     elif case.function.endswith("cross_entropy"):
         sets = () if "label_smoothing" in case.options else _SETS
-        case.refuse_unless(_ALL, _CROSS_ENTROPY, (*_WEIGHTS, *sets))
+        case.refuse_unless(_ALL, _CROSS_ENTROPY, (*_HEAD, *_WEIGHTS, *sets))
     else:
         rows = ("logp", "lse", "entropy")
-        case.refuse_unless(_ALL, _TRANSFORM, ["bias", *_SETS], rows, several_labels=True)
+        case.refuse_unless(_ALL, _TRANSFORM, (*_HEAD, *_SETS), rows, several_labels=True)
 
 
 def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:
