@@ -401,7 +401,10 @@ def test_gradcheck_takes_a_function(
 
 def test_gradcheck_of_a_low_rank_part(capfd: pytest.CaptureFixture[str]) -> None:
     sets = ("vocab_size=319", "mutants=true")
-    for name in ("tileloss-torch", "tileloss-jax"):  # the loss of one function, row outputs of another
+    for name in (
+        "tileloss-torch",
+        "tileloss-jax",
+    ):  # the loss of one function, row outputs of another
         code, out = gradcheck(name, capfd, *sets, config="linear_low_rank")
         assert code == 0 and "dhead_r_low_rank_left_out" in out and "NOT CAUGHT" not in out
 

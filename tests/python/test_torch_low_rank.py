@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tileloss import torch as tl
 from torch_problems import (
@@ -93,6 +94,62 @@ def test_one_graph(name: str) -> None:
     p = problem()
     compiled = torch.compile(as_two, fullgraph=True, dynamic=False, backend="aot_eager")
     assert_same(found(compiled, name, p), found(as_two, name, p), 1e-6)
+
+
+@OF_TORCH_2_15
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "soft" not in name])
+def test_under_autocast(name: str) -> None:
+    """The low-rank part's operands are rounded as hidden states and head are, and get gradients of their own types."""
+    p = problem()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = found(as_two, name, p)
+        assert_same(ours, found(as_one, name, p), 0.02)
+    given = found(as_two, name, p, compute_dtype=torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(ours, given, strict=True))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        tl.LinearCrossEntropyLoss, tl.LinearPolicyLoss, tl.LinearDistillationLoss, tl.LinearSparseDistillationLoss,
+    ],
+)  # fmt: skip
+def test_modules(module: Any) -> None:
+    p, name = problem(), module._function.__name__
+    loss_of = module(16, V, bias=True)
+
+    def called(
+        hidden: Tensor, weight: Tensor, *given: Any, linear_bias: Tensor, **named: Any
+    ) -> Any:
+        loss_of.linear.weight, loss_of.linear.bias = weight, linear_bias
+        return loss_of(hidden, *given, **named)
+
+    def through_the_module(
+        name: str, p: Any, h: Tensor, w: Tensor, c: Tensor, *part: Tensor
+    ) -> Tensor:
+        of = SimpleNamespace(**{name: called})
+        return run(name, p, h, nn.Parameter(w), nn.Parameter(c), low_rank=part, of=of)
+
+    leaves = *p.leaves(name), *low_rank()
+    loss, expected = (of(name, p, *leaves) for of in (through_the_module, as_two))
+    assert torch.equal(loss, expected)
+    asked = [leaves[n] for n in (0, 3, 4)]
+    assert_same(torch.autograd.grad(loss, asked), torch.autograd.grad(expected, asked))
+
+
+def test_a_modules_layer_that_does_more() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) + input.sum()
+
+    p, loss_of = problem(), tl.LinearCrossEntropyLoss(16, V)
+    loss_of.linear = Adapted(16, V, bias=False)
+    with pytest.raises(
+        TypeError, match="linear: expected a layer whose forward .* got a Adapted; .* is low_rank"
+    ):
+        loss_of(p.hidden, p.labels)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'low_rank'"):
+        tl.CrossEntropyLoss()(p.logits, p.labels, low_rank=low_rank())
 
 
 def test_a_head_whose_gradient_is_added_up() -> None:

@@ -21,7 +21,11 @@ class WithOptions(nn.Module):
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "weight"]
         self.options = {name: given[name] for name in names if name in given}
 
-    def _call(self, input: Any, *given: Any, **named: Any) -> Any:
+    def _call(self, input: Any, *given: Any, low_rank: Any = None, **named: Any) -> Any:
+        if (
+            low_rank is not None
+        ):  # the functions with a head have it, and the others say that they have not
+            named["low_rank"] = low_rank
         return self._function(input, *given, **named, **self.options)
 
     def extra_repr(self) -> str:
@@ -44,6 +48,13 @@ class WithHead(WithOptions):
         self.linear = nn.Linear(given["in_features"], given["num_classes"], **of_head)
 
     def _call(self, input: Any, *given: Any, **named: Any) -> Any:
+        if (
+            type(self.linear).forward is not nn.Linear.forward
+        ):  # peft's has a weight too, and adds to its product
+            raise TypeError(
+                "linear: expected a layer whose forward is torch.nn.Linear's, "
+                f"got a {type(self.linear).__name__}; LoRA's part of a head is low_rank"
+            )
         head, bias = self.linear.weight, self.linear.bias
         named["linear_weight_grad"] = self.linear_weight_grad
-        return self._function(input, head, *given, linear_bias=bias, **named, **self.options)
+        return super()._call(input, head, *given, linear_bias=bias, **named)

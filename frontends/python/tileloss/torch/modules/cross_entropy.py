@@ -22,11 +22,12 @@ class _CrossEntropy(WithOptions):
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
         allowed: Tensor | None = None,
+        low_rank: tuple[Tensor, Tensor] | None = None,
         num_items: Number | None = None,
     ) -> Tensor:
-        """input [..., V], with the head [..., H], target [...] -> the loss, float32."""
+        """input [..., V], with the head [..., H] and `low_rank` as the function, target [...] -> the loss, float32."""
         of_rows = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
-        given = {"weight": self.weight, "num_items": num_items, **of_rows}
+        given = {"weight": self.weight, "low_rank": low_rank, "num_items": num_items, **of_rows}
         loss: Tensor = self._call(input, target, **given)
         return loss
 

@@ -117,14 +117,14 @@ class LinearDistillationLoss(WithHead):
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
         allowed: Tensor | None = None,
+        low_rank: tuple[Tensor, Tensor] | None = None,
         num_items: Number | None = None,
     ) -> Any:
         """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
         more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
+        of_heads = {"teacher_bias": teacher_bias, "low_rank": low_rank}
         teacher = teacher_input, teacher_weight
-        return self._call(
-            input, *teacher, target, teacher_bias=teacher_bias, num_items=num_items, **more
-        )
+        return self._call(input, *teacher, target, num_items=num_items, **of_heads, **more)
 
 
 class _SparseDistillation(WithOptions):
@@ -138,12 +138,14 @@ class _SparseDistillation(WithOptions):
         mask: Tensor | None = None,
         token_weights: Tensor | None = None,
         allowed: Tensor | None = None,
+        low_rank: tuple[Tensor, Tensor] | None = None,
         num_items: Number | None = None,
     ) -> Any:
-        """input [..., V], with the head [..., H], teacher_ids and teacher_logprobs [..., K] -> the loss, or (loss,
-        DistillationRows)."""
+        """input [..., V], with the head [..., H] and `low_rank` as the function, teacher_ids and teacher_logprobs [..., K]
+        -> the loss, or (loss, DistillationRows)."""
         more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
-        return self._call(input, teacher_ids, teacher_logprobs, target, num_items=num_items, **more)
+        teacher, of_call = (teacher_ids, teacher_logprobs), {"num_items": num_items}
+        return self._call(input, *teacher, target, low_rank=low_rank, **of_call, **more)
 
 
 class SparseDistillationLoss(_SparseDistillation):

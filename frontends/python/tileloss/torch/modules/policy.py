@@ -26,10 +26,11 @@ class _Policy(WithOptions):
         sampler_logp: Tensor | None = None,
         sequence_offsets: Tensor | None = None,
         allowed: Tensor | None = None,
+        low_rank: tuple[Tensor, Tensor] | None = None,
         num_items: Number | None = None,
     ) -> Any:
-        """The tensors of `policy_loss`, of the head's input [..., H] -> the loss, float32, or (loss, metrics) if the options ask
-        for metrics."""
+        """The tensors of `policy_loss`, of the head's input [..., H] and `low_rank` -> the loss, float32, or (loss, metrics) if
+        the options ask for metrics."""
         return self._call(
             input,
             target,
@@ -40,6 +41,7 @@ class _Policy(WithOptions):
             sampler_logp=sampler_logp,
             sequence_offsets=sequence_offsets,
             allowed=allowed,
+            low_rank=low_rank,
             num_items=num_items,
         )
 
