@@ -210,6 +210,11 @@ def measure() -> list[Step]:
         bench("head_kept", linear, *head, *kept),
         bench("head_small", linear, "--tokens", "2048", "--hidden", "1536"),
     )
+    # Cuts that the planner does not choose; its own are above.
+    blocks = (
+        bench("two_reads", "cross_entropy", "--in-place", "--tokens", "2048", "--cuda-kernel", "two_reads"),
+        *(bench(f"head_of_{rows}", linear, *head, *kept, "--row-block", rows) for rows in ("512", "2048")),
+    )  # fmt: skip
     large = {"tokens": 8192, "hidden": 4096}
     in_place = ("--in-place", "--pass", "value_and_grad", "--tokens")
     some = ("--set", "basic", "--launch-count", "8")
@@ -225,6 +230,7 @@ def measure() -> list[Step]:
         Step("logits", 60, tuple(logits)),
         Step("head", 50, heads),
         Step("launches", 30, launches()),
+        Step("blocks", 30, blocks),
         # Not torch's with float32 logits, which are compiled once more.
         Step("peers", 75, (compare("peers", "cross_entropy/*[!s]", "grpo/*[!s]"),)),
         Step("peers_head", 75, (compare("peers_head", f"{linear}/*", **large),)),
