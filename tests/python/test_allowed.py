@@ -201,9 +201,13 @@ def test_sets_of_masks_and_of_tokens_are_the_same() -> None:
         (([-1], [0, 1], 40), ValueError, r"tokens\[0\]: expected 0 to 39, got -1"),
         (([1, 2], [0, 3], 40), ValueError, "offsets: expected ascending .*tokens, 2, got 0 to 3"),
         (([1, 2], [0, 2, 1, 2], 40), ValueError, "got 0 to 2 with a step back"),
-        (([1, 2], [0, 2], None), ValueError, "offsets: expected with vocab_size"),
+        (
+            ([1, 2], [0, 2], None),
+            ValueError,
+            "vocab_size: expected beside tokens of integers, got None",
+        ),
         (([1.0], [0, 1], 40), TypeError, "tokens: expected bool or integers"),
-        (([True], [0, 1], 40), ValueError, "offsets: expected None"),
+        (([True], [0, 1], 40), ValueError, "offsets: expected none beside a bool mask, got one"),
         (([1], [0, 1], 0), ValueError, "vocab_size: expected an integer >= 1, got 0"),
     ],
 )

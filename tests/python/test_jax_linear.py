@@ -183,7 +183,7 @@ def test_a_low_rank_part_is_a_wider_head_over_shards_too() -> None:
     ("given", "message"),
     [
         ("text", r"low_rank: expected None or two arrays, \[..., R\] and \[R, V\], got str"),
-        ((jnp.ones((3, 2)), None), "low_rank: expected None or two arrays, .* got tuple"),
+        ((jnp.ones((3, 2)), None), "low_rank: expected None or two arrays, .* got tuple of .*, NoneType"),
         ((jnp.ones((4, 2)), jnp.ones((2, 7))), r"low_rank\[0\]: expected shape \[3, R\], got \[4, 2\]"),
         ((jnp.ones((3, 2)), jnp.ones((7, 2))), r"low_rank\[1\]: expected shape \[2, 7\] of head_layout 'HV', got \[7, 2\]"),
         ((jnp.ones((3, 2), int), jnp.ones((2, 7))), r"low_rank\[0\]: expected float32"),

@@ -153,7 +153,7 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("cross_entropy", {"token_weights": torch.ones(3, 5, dtype=torch.complex64)}, TypeError, "token_weights: expected numbers"),
     ("cross_entropy", {"label_smoothing": 0.1, "temperature": 2.0, "temperature_on": "logprob"}, ValueError, "label_smoothing: "),
     ("logprobs", {"outputs": ("logp", "nope")}, ValueError, "outputs: expected names among logp, lse, "),
-    ("logprobs", {"outputs": "logp"}, ValueError, f"outputs: expected names among {ROW_OUTPUTS}, got 'logp'"),
+    ("logprobs", {"outputs": "logp"}, ValueError, f"outputs: expected a tuple of names among {ROW_OUTPUTS}, got 'logp'"),
     ("logprobs", {"outputs": ()}, ValueError, "outputs: expected"),
     ("policy_loss", {"preset": "ppo"}, ValueError, "preset: expected one of grpo"),
     ("policy_loss", {"kind": "trpo"}, ValueError, "kind: expected one of clip, cispo, sapo, vespo, reinforce, got 'trpo'"),
@@ -353,7 +353,7 @@ def test_a_heads_gradient_that_cannot_be_added(name: str) -> None:
         linear_weight=both[:V].requires_grad_(), linear_weight_grad=both[1 : V + 1].detach()
     )
     with pytest.raises(
-        ValueError, match="^linear_weight_grad.data: expected a buffer apart from head"
+        ValueError, match="^linear_weight_grad.data: expected a buffer apart from linear_weight,"
     ):
         loss.backward()
     weight = torch.ones(V, H, requires_grad=True)

@@ -143,9 +143,15 @@ def test_a_modules_layer_that_does_more() -> None:
             return super().forward(input) + input.sum()
 
     p, loss_of = problem(), tl.LinearCrossEntropyLoss(16, V)
+    plain = nn.Linear(16, V, bias=False)
+    plain.forward = lambda x: 2 * x  # type: ignore[assignment]
+    loss_of.linear = plain
+    with pytest.raises(TypeError, match="got torch.nn.modules.linear.Linear with its own"):
+        loss_of(p.hidden, p.labels)
     loss_of.linear = Adapted(16, V, bias=False)
     with pytest.raises(
-        TypeError, match="linear: expected a layer whose forward .* got a Adapted; .* is low_rank"
+        TypeError,
+        match="linear: expected a layer whose forward .* got .*Adapted with its own; .* is low_rank",
     ):
         loss_of(p.hidden, p.labels)
     with pytest.raises(TypeError, match="unexpected keyword argument 'low_rank'"):
@@ -165,6 +171,8 @@ def test_a_head_whose_gradient_is_added_up() -> None:
     ("given", "message"),
     [
         ("text", "low_rank: expected None or two tensors, .* got str"),
+        ((None, None), "low_rank: expected None or two tensors, .* got tuple of NoneType, NoneType"),
+        ((torch.ones(3, 5, R), torch.ones(V, R), 2.0), "low_rank: .* got tuple of Tensor, Tensor, float"),
         ((torch.ones(3, 5, R), None), r"low_rank\[1\]: expected a Tensor, got NoneType"),
         ((None, torch.ones(V, R)), r"low_rank\[0\]: expected a Tensor, got NoneType"),
         ((torch.ones(3, 5, R), torch.ones(V, R + 1)), r"low_rank\[1\]: expected shape \[67, 6\], got \[67, 7\]"),

@@ -121,6 +121,11 @@ def test_the_heads_gradient_is_added_to_its_main_grad(kind: str) -> None:
         ValueError, match=r"lm_head.weight.main_grad: expected a float32 .* got none"
     ):
         patched(**batch())
+    weight.main_grad = torch.zeros_like(weight).T
+    with pytest.raises(
+        ValueError, match=r"lm_head.weight.main_grad: expected float32 \[.* got torch.float32 \["
+    ):
+        patched(**batch())
     weight.main_grad = torch.zeros_like(weight)
     for model in (unpatched, patched):
         for _ in range(2):

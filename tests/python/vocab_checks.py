@@ -265,10 +265,13 @@ def one_rank_is_different() -> None:
     raises(ValueError, rf"linear_weight_grad is given: {alike} False on rank 0 and True on rank {last}",
            lambda: td.linear_logprobs(hidden, weight, labels, linear_weight_grad=buffer if one else None))  # fmt: skip
     pair = hidden[:, :2], rows[:, :2]
-    raises(ValueError, rf"low_rank: {alike} R = 2 of .* requires_grad False on rank 0 and R = 1 of",
+    raises(ValueError, rf"low_rank: {alike} R = 2 of .* on rank 0 and R = 1 of",
            lambda: td.linear_logprobs(hidden, rows, labels, low_rank=[x[:, : 2 - one] for x in pair]))  # fmt: skip
     raises(ValueError, rf"low_rank: {alike} None on rank 0 and R = 2",
            lambda: td.linear_logprobs(hidden, rows, labels, low_rank=pair if one else None))  # fmt: skip
+    trained = pair[0], pair[1].detach().requires_grad_(bool(one))
+    raises(ValueError, rf"requires_grad of low_rank\[1\]: {alike} False on rank 0 and True",
+           lambda: td.linear_logprobs(hidden, rows, labels, low_rank=trained))  # fmt: skip
     raises(ValueError, "linear_bias: expected a bias, or none",
            lambda: td.linear_cross_entropy(hidden, rows, labels, linear_bias=rows[:, 0] if one else None))  # fmt: skip
     raises(ValueError, "input: expected the same requires_grad",
@@ -280,8 +283,8 @@ def one_rank_is_different() -> None:
         (TypeError, "input: expected a Tensor", lambda: td.cross_entropy("x" if one else shard, labels)),
         (TypeError, "target: expected a Tensor", lambda: td.cross_entropy(shard, labels.tolist() if one else labels)),
         (ValueError, r"input: expected a plain tensor, or a DTensor", lambda: td.cross_entropy(other if one else shard, labels)),
-        (ValueError, "outputs: expected names", lambda: td.logprobs(shard, labels, outputs=5 if one else ("logp",))),
-        (ValueError, "outputs: expected names", lambda: td.distillation(shard, shard, outputs=5 if one else ("lse",))),
+        (ValueError, "outputs: expected a tuple of names", lambda: td.logprobs(shard, labels, outputs=5 if one else ("logp",))),
+        (ValueError, "outputs: expected a tuple of names", lambda: td.distillation(shard, shard, outputs=5 if one else ("lse",))),
         (ValueError, "teacher: expected input's shape", lambda: td.distillation(shard, shard[:3] if one else shard)),
         (ValueError, "target: expected labels of an integer", lambda: td.cross_entropy(shard, shard[:3] if one else shard)),
         (ValueError, "vocab_start: expected an", lambda: td.cross_entropy(shard, labels, vocab_start=2**70 if one else None)),

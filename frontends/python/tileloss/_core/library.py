@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from ctypes import c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -82,6 +83,10 @@ ERRORS: dict[int, type[Exception]] = {
 }
 
 
+# A second argument, beside which the first is wrong.
+_OTHER = re.compile(r"a buffer apart from (\w+),")
+
+
 def raise_on_error(status: int, renamed: Mapping[str, str] | None = None) -> None:
     """Raises this thread's last error. ``renamed``: names of the ABI's arguments -> the caller's own."""
     if status == 0:
@@ -91,4 +96,6 @@ def raise_on_error(status: int, renamed: Mapping[str, str] | None = None) -> Non
     name = message.partition(":")[0].partition(".")[0].partition("[")[0]
     if renamed and name in renamed:
         message = renamed[name] + message[len(name) :]
+    if renamed and (other := _OTHER.search(message)) and other[1] in renamed:
+        message = message[: other.start(1)] + renamed[other[1]] + message[other.end(1) :]
     raise ERRORS.get(status, RuntimeError)(message)

@@ -17,6 +17,9 @@ _HERE = {
     "size_average": "reduction", "reduce": "reduction", "where": "mask", "labels": "target", "target": "labels",
     "input": "logits hidden", "linear_weight": "head", "linear_bias": "bias", "logits": "input", "head": "linear_weight",
     "bias": "linear_bias", "reduction": "aggregation", "label_weights": "token_weights",
+    # the C ABI, peft
+    "class_weights": "weight", "hidden_r": "low_rank", "head_r": "low_rank", "lora": "low_rank",
+    "main_grad": "linear_weight_grad",
     # Liger
     "lse_square_scale": "z_loss", "ce_weight": "weight", "weight_hard_loss": "label_weight",
     "weight_soft_loss": "divergence_weight", "alpha": _WEIGHTS, "kd_ratio": _WEIGHTS, "attention_mask": "mask",

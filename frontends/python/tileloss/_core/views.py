@@ -9,6 +9,14 @@ from typing import NamedTuple
 WORD = 32  # columns of a word of a set
 
 
+def kind_of(given: object) -> str:
+    """Its type; of a list or tuple with those of what is in it."""
+    name = type(given).__name__
+    if not isinstance(given, (tuple, list)):
+        return name
+    return f"{name} of {', '.join(type(x).__name__ for x in given) or 'nothing'}"
+
+
 def words_of(columns: int) -> int:
     """Of a set of columns, a bit each."""
     return (columns + WORD - 1) // WORD
@@ -20,14 +28,14 @@ def check_sets(
     """Raises ValueError where the shapes that `allowed_from` is given are wrong. ``offsets``: None where there are none."""
     if is_bool:
         if offsets is not None or vocab_size is not None:
-            raise ValueError(
-                "offsets: expected None, as vocab_size, with tokens of bool, got one of them"
-            )
+            name = "vocab_size" if offsets is None else "offsets"
+            raise ValueError(f"{name}: expected none beside a bool mask, got one")
         if not tokens:
             raise ValueError("tokens: expected bool [..., V], got a scalar")
         return
     if offsets is None or vocab_size is None:
-        raise ValueError("offsets: expected with vocab_size, as tokens are integers, got None")
+        name = "vocab_size" if vocab_size is None else "offsets"
+        raise ValueError(f"{name}: expected beside tokens of integers, got None (a mask is bool)")
     if not isinstance(vocab_size, int) or vocab_size < 1:
         raise ValueError(f"vocab_size: expected an integer >= 1, got {vocab_size!r}")
     if len(tokens) != 1:

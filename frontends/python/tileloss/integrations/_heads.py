@@ -47,6 +47,11 @@ class Matrices(NamedTuple):
                 f"{self.place}.weight.main_grad: expected a float32 tensor of the weight's shape, to which "
                 "patch(main_grad=True) adds its gradient, got none"
             )
+        if (found.dtype, found.shape) != (torch.float32, self.weight.shape):
+            raise ValueError(
+                f"{self.place}.weight.main_grad: expected float32 {list(self.weight.shape)}, "
+                f"got {found.dtype} {list(found.shape)}"
+            )
         return found
 
     def cross_entropy(self, hidden: torch.Tensor, labels: torch.Tensor, **how: Any) -> torch.Tensor:

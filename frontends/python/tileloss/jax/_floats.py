@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tileloss._core.slots import MOST_RANKS
+from tileloss._core.views import kind_of
 
 
 def floats(name: str, x: Any) -> Array:
@@ -31,9 +32,7 @@ def checked_low_rank(
     """
     kinds = "[..., R] and [R, V]" if layout == "HV" else "[..., R] and [V, R]"
     if not isinstance(given, (tuple, list)) or len(given) != 2 or any(x is None for x in given):
-        raise TypeError(
-            f"low_rank: expected None or two arrays, {kinds}, got {type(given).__name__}"
-        )
+        raise TypeError(f"low_rank: expected None or two arrays, {kinds}, got {kind_of(given)}")
     hidden, head = (floats(f"low_rank[{i}]", x) for i, x in enumerate(given))
     if hidden.ndim == 0 or hidden.shape[:-1] != rows:
         expected = ", ".join(map(str, [*rows, "R"]))

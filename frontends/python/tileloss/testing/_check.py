@@ -178,9 +178,9 @@ def _draw(
             raise ValueError(f"{name}: {key}: expected none, got {settings[key]!r}")
     asked, given = usual(function), None
     if inputs is not None:
-        given = {key: to_numpy(key, array) for key, array in inputs.items()}
-        if others := sorted(set(given) - set(_SOURCES)):
+        if others := sorted(set(inputs) - set(_SOURCES)):
             raise ValueError(f"{name}: inputs: expected {', '.join(_SOURCES)}, got {others[0]}")
+        given = {key: to_numpy(key, array) for key, array in inputs.items()}
         asked = {key: value for key, value in asked.items() if key not in _DRAWN}
         source = {_SOURCES[key]: key for key in given}
         asked["source"] = {"kind": "safetensors", "path": GIVEN, **source}

@@ -51,6 +51,7 @@ ARGUMENT_NAMES = {
     "teacher_head": "teacher_weight",
     "target_probs": "target",
     # end of generated
+    "labels_per_row": "labels a row of target",
     "dhead": "linear_weight_grad",  # that of the library's own making is never wrong
 }
 

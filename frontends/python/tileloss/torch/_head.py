@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileloss._core.views import lies_apart
+from tileloss._core.views import kind_of, lies_apart
 from tileloss.torch._arguments import (
     Student,
     autocast_dtype,
@@ -36,9 +36,9 @@ def operands(
     pair: Any = (None, None)
     if low_rank is not None:
         pair = low_rank
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or pair[0] is pair[1] is None:
             raise TypeError(
-                f"low_rank: expected None or two tensors, [..., R] and [V, R], got {type(pair).__name__}"
+                f"low_rank: expected None or two tensors, [..., R] and [V, R], got {kind_of(pair)}"
             )
     return linear_weight, linear_bias, *pair, compute_dtype, workspace_bytes, linear_weight_grad
 

@@ -51,8 +51,9 @@ def checked_outputs(kind: type[Rows], outputs: Iterable[str]) -> tuple[str, ...]
     names = tuple(given) if is_list else None
     unknown = [name for name in names or () if name not in kind._fields]
     if unknown or names is None or not (names or is_loss):
+        kinds = "names" if is_list else "a tuple of names"
         raise ValueError(
-            f"outputs: expected names among {', '.join(kind._fields)}, got {unknown or outputs!r}"
+            f"outputs: expected {kinds} among {', '.join(kind._fields)}, got {unknown or outputs!r}"
         )
     return names
 

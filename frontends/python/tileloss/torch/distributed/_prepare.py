@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -317,6 +317,7 @@ def _details(given: Given, arguments: _Arguments) -> Details:
             "outputs": tuple(name for name in arguments.outputs if name != "metrics"),
             "linear_weight_grad is given": arguments.student.adds,
             "low_rank": _low_rank(arguments.student),
+            **{f"requires_grad of {name}": x for name, x in _needs(given, arguments.student)},
             "grad_in_forward": arguments.grad_in_forward,
             "compute_dtype": head_options[0] if head_options else None,
             "label_smoothing of this rank's columns": given.mean_of_shard,
@@ -351,8 +352,13 @@ def _low_rank(student: Student) -> str | None:
     hidden_r, head_r = (*student.matrices[3:], None, None)[:2]
     if hidden_r is None or head_r is None:
         return None
-    needs = student.needs()[3]
-    return f"R = {hidden_r.shape[-1]} of {hidden_r.dtype} and {head_r.dtype}, requires_grad {needs}"
+    return f"R = {hidden_r.shape[-1]} of {hidden_r.dtype} and {head_r.dtype}"
+
+
+def _needs(given: Given, student: Student) -> Iterable[tuple[str, bool]]:
+    """What decides whether a gradient is made in the forward; input's is a fact of its own."""
+    names = ("linear_weight", "linear_bias", "low_rank[0]", "low_rank[1]")
+    return zip(names, student.needs()[1:], strict=False) if given.is_linear else ()
 
 
 def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:

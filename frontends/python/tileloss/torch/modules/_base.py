@@ -48,12 +48,11 @@ class WithHead(WithOptions):
         self.linear = nn.Linear(given["in_features"], given["num_classes"], **of_head)
 
     def _call(self, input: Any, *given: Any, **named: Any) -> Any:
-        if (
-            type(self.linear).forward is not nn.Linear.forward
-        ):  # peft's has a weight too, and adds to its product
+        kind = type(self.linear)  # peft's has a weight too, and adds to its product
+        if kind.forward is not nn.Linear.forward or "forward" in vars(self.linear):
             raise TypeError(
                 "linear: expected a layer whose forward is torch.nn.Linear's, "
-                f"got a {type(self.linear).__name__}; LoRA's part of a head is low_rank"
+                f"got {kind.__module__}.{kind.__qualname__} with its own; what LoRA adds to a head is low_rank"
             )
         head, bias = self.linear.weight, self.linear.bias
         named["linear_weight_grad"] = self.linear_weight_grad
