@@ -16,7 +16,7 @@ from definitions import transformed
 from jax_calls import ONLY_XLA
 from jax_exact import as_torch
 from test_jax_shards import assert_same_on
-from tileloss.jax import linear_logprobs, logprobs
+from tileloss.jax import allowed_from, linear_logprobs, logprobs
 from tileloss.jax._sweeps import xla
 
 B, T, V, H = 2, 3, 77, 24
@@ -26,6 +26,8 @@ CASES = [
     (40, {"softcap": 5.0}),
     (3, {"temperature": 0.7, "valid_vocab": 50}),
     (5, {"temperature": 2.0, "temperature_on": "logprob"}),
+    (4, {"allowed": "half"}),
+    (40, {"allowed": "half", "softcap": 5.0, "valid_vocab": 50}),
 ]
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -55,6 +57,13 @@ def operands(is_linear: bool, dtype: Any = jnp.float32) -> tuple[Any, ...]:
     return (hidden, head, random(V, seed=3)) if is_linear else (x.astype(dtype),)
 
 
+def sets() -> np.ndarray:
+    """Of half of the columns each, bool [B, T, V]; in the last row of none of its labels' when there are four."""
+    mask = np.array(jax.random.bernoulli(jax.random.key(5), 0.5, (B, T, V)))
+    mask[-1, -1, np.asarray(labels_of(4, 50))[-1, -1]] = False
+    return mask
+
+
 def call(given: tuple[Any, ...], labels: Any, **how: Any) -> Any:
     if len(given) == 1:
         return logprobs(*given, labels, **how)
@@ -65,13 +74,17 @@ def exact(leaves: list[Tensor], labels: Tensor, **options: Any) -> dict[str, Ten
     x = leaves[0] if len(leaves) == 1 else leaves[0] @ leaves[1] + leaves[2]
     on_logprob = options.pop("temperature_on", "logits") == "logprob"
     divisor = options.pop("temperature") if on_logprob else 1.0
-    x = transformed(x[..., : options.pop("valid_vocab", None)], **options)
-    log_p, is_there = x.log_softmax(-1), labels != -100
+    x = x[..., : options.pop("valid_vocab", None)]
+    is_in = torch.ones(x.shape, dtype=torch.bool)
+    if options.pop("allowed", ""):
+        is_in = torch.from_numpy(sets()[..., : x.shape[-1]])
+    x = transformed(x, **options)
+    log_p, is_there = x.masked_fill(~is_in, -torch.inf).log_softmax(-1), labels != -100
     logp = log_p.gather(-1, labels.clamp(min=0)) / divisor
     of_rows = {
-        "lse": x.logsumexp(-1),
-        "entropy": -(log_p.exp() * log_p).sum(-1),
-        "mean_logit": x.mean(-1),
+        "lse": x.masked_fill(~is_in, -torch.inf).logsumexp(-1),
+        "entropy": -(log_p.exp() * log_p.where(is_in, 0)).sum(-1),
+        "mean_logit": x.where(is_in, 0).sum(-1) / is_in.sum(-1),
     }
     used = is_there.any(-1)
     return {
@@ -86,9 +99,10 @@ def test_values_and_gradients_are_the_definition(
     count: int, options: dict[str, Any], is_linear: bool
 ) -> None:
     labels, given = labels_of(count, 50), operands(is_linear)
-    found, pull = jax.vjp(
-        jax.jit(lambda x: call(x, labels, outputs=("logp", *ROWS), **options)), given
-    )
+    how: dict[str, Any] = {"outputs": ("logp", *ROWS), **options}
+    if "allowed" in how:
+        how["allowed"] = allowed_from(jnp.asarray(sets()))
+    found, pull = jax.vjp(jax.jit(lambda x: call(x, labels, **how)), given)
     leaves = [as_torch(x).requires_grad_() for x in given]
     right = exact(leaves, as_torch(labels), **options)
     upstream = {n: random(*x.shape, seed=k) for k, (n, x) in enumerate(right.items())}
@@ -201,14 +215,26 @@ def test_vmap_and_second_derivatives() -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * float(jnp.abs(theirs).max()))
 
 
+@pytest.mark.parametrize("has_sets", [False, True], ids=["", "sets"])
 @pytest.mark.parametrize("is_linear", [False, True], ids=["logits", "head"])
-def test_shards(is_linear: bool) -> None:
-    columns = 80
+def test_shards(is_linear: bool, has_sets: bool) -> None:
+    columns = 256 if has_sets else 80  # of each of the eight parts whole words
     labels = labels_of(6, columns)
+    words = allowed_from(random(B, T, columns) > -1)
+
+    def rows_of(*x: Any, vocab_axis: str | None) -> Any:
+        mine = words
+        if vocab_axis:
+            width = x[-1].shape[-1] // 32
+            start = jax.lax.axis_index(vocab_axis) * width
+            mine = jax.lax.dynamic_slice_in_dim(words, start, width, axis=-1)
+        how = {"allowed": mine} if has_sets else {}
+        return function(*x, labels, outputs=("logp", *ROWS), vocab_axis=vocab_axis, **how)
+
     given = (random(B, T, H), random(H, columns)) if is_linear else (random(B, T, columns),)
     function = linear_logprobs if is_linear else logprobs
     assert_same_on(
-        lambda *x, **axis: function(*x, labels, outputs=("logp", *ROWS), **axis),
+        rows_of,
         given,
         (P(), P(None, "tp")) if is_linear else P(None, None, "tp"),
         (1, 2, 4),
@@ -232,10 +258,9 @@ def test_no_copy_of_a_head(layout: str, implementation: str) -> None:
         ((B, 4, 2), {}, r"labels: expected logits' leading dimensions \[2, 3\] or \[2, 3, K\], got \[2, 4, 2\]"),
         ((B,), {}, r"labels: expected logits' leading dimensions \[2, 3\] or \[2, 3, K\], got \[2\]"),
         ((B, T, 2), {"outputs": ("correct",)}, "outputs: expected none of one label with several labels a row, got correct"),
-        ((B, T, 2), {"allowed": jnp.ones(3, jnp.int32)}, "allowed: expected None with several labels a row, got an array"),
         ((B, T, 2), {"implementation": ("pallas_tpu", "cuda")}, "pallas_tpu takes one label a row; cuda .*"),
     ],
-    ids=["many", "other rows", "fewer dimensions", "correct", "allowed", "tpu"],
+    ids=["many", "other rows", "fewer dimensions", "correct", "tpu"],
 )  # fmt: skip
 def test_what_is_refused(labels: tuple[int, ...], how: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -194,9 +194,8 @@ def _forward(x: Operand, o: Inputs, call: Call) -> tuple[Any, Inputs]:
     if call.spec.has_slots:
         columns, _ = columns_of(o.labels, options, call.classes)
         of = slot_logits if call.shards is None else call.shards.slot_logits
-        labels, slots = slots_of(
-            o.labels, of(x, columns, transform, call.spec), options, call.classes
-        )
+        z = of(x, columns, transform, call.spec, o.target.get("allowed"))
+        labels, slots = slots_of(o.labels, z, options, call.classes)
         o = o._replace(labels=labels, slots=slots)
     return _sweep(call, "forward", x, _target(o, call), transform, call.spec), o
 

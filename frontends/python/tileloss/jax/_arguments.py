@@ -103,7 +103,7 @@ def prepare(
     options = resolve(function.name, chosen, given.get("preset") or "")
     names, outputs = check_names(given.get("implementation")), _outputs(options, given)
     if of_rows.slots:
-        check_goes_with_several(outputs, given["allowed"])
+        check_goes_with_several(outputs)
     operand, leading, width, spec = _flat(operand, of_rows, given)
     rows = operand[0]
     assert rows is not None
@@ -166,7 +166,7 @@ def prepare(
     )
     allowed = None
     if "allowed" in target:
-        allowed = allowed_classes(target["allowed"], labels, classes, call.shards)
+        allowed = allowed_classes(target["allowed"], rows.shape[0], classes, call.shards)
     inputs = Inputs(labels, target, vectors, options.arrays, places, allowed)
     operand, inputs = varying_alike((operand, inputs), but=vocab_axis)
     return operand, inputs, leading, call

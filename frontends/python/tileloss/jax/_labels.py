@@ -65,11 +65,9 @@ def check_leading(name: str, last: str, x: Array, labels: Labels) -> None:
         )
 
 
-def check_goes_with_several(outputs: tuple[str, ...], allowed: Any) -> None:
+def check_goes_with_several(outputs: tuple[str, ...]) -> None:
     """Of rows with several labels."""
     if "correct" in outputs:
         raise ValueError(
             "outputs: expected none of one label with several labels a row, got correct"
         )
-    if allowed is not None:
-        raise ValueError("allowed: expected None with several labels a row, got an array")

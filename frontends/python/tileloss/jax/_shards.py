@@ -82,12 +82,17 @@ class Shards:
         return whole
 
     def slot_logits(
-        self, operand: Operand, columns: Array, transform: LogitTransform, spec: Spec
+        self,
+        operand: Operand,
+        columns: Array,
+        transform: LogitTransform,
+        spec: Spec,
+        words: Array | None = None,
     ) -> Array:
         """As that of one device: each shard has its own columns', 0 stands for the others'."""
-        operand, columns, transform = self._here(operand, columns, transform)
+        operand, (columns, words), transform = self._here(operand, (columns, words), transform)
         here = _columns_here(columns, lax.axis_index(self.axis) * self.width, self.width)
-        z = slot_logits(operand, jnp.where(here < 0, 0, here), transform, spec)
+        z = slot_logits(operand, jnp.where(here < 0, 0, here), transform, spec, words)
         found: Array = self._sum(jnp.where(here < 0, 0.0, z))
         return found
 

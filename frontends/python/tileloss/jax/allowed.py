@@ -75,14 +75,14 @@ def checked_allowed(given: Any, rows: Leading, width: int, shards: int) -> Array
     return words[None] if words.ndim == 1 else rows.flat(words, last)
 
 
-def allowed_classes(words: Array, labels: Array, classes: int, shards: Shards | None) -> Array:
+def allowed_classes(words: Array, rows: int, classes: int, shards: Shards | None) -> Array:
     """float32 [N]: how many classes each row's softmax has. ``classes``: of the whole vocabulary."""
     if shards is None:
         found = count(words, classes)
     else:
         start = lax.axis_index(shards.axis) * shards.width
         found = lax.psum(count(words, classes - start), shards.axis)  # type: ignore[no-untyped-call]
-    return jnp.broadcast_to(found, labels.shape)
+    return jnp.broadcast_to(found, (rows,))
 
 
 def _check(tokens: Array, offsets: Array, vocab_size: int) -> None:
