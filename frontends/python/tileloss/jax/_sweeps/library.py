@@ -81,7 +81,7 @@ def refusal(operand: Operand, spec: Spec, *others: str) -> str:
 
 
 def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
-    return refusal(operand, spec, CUDA_FILE) or ("has no low_rank" if spec.has_low_rank else "")
+    return refusal(operand, spec, CUDA_FILE)
 
 
 def forward(
