@@ -195,8 +195,6 @@ def check_adapters(place: str, module: Any) -> None:
             what = f"hooks of lora_B[{name!r}]"
         elif rank > MOST_RANKS:
             what = f"ranks that add up to {rank}, of {MOST_RANKS} at most"
-        elif second.weight.device.type != "cpu":
-            what = f"adapter {name!r} on {second.weight.device.type}, of the CPU alone"
         else:
             continue
         raise ValueError(
