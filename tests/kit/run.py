@@ -247,8 +247,8 @@ def child_environment(scratch: str, output: Path) -> dict[str, str]:
         "TMPDIR": scratch,
         "XDG_CACHE_HOME": scratch,
         "TILELOSS_TEST_DEVICE": "gpu",
-        # TRL is not everywhere, and one GPU is enough.
-        "TILELOSS_TEST_NOT_RUN": "fail: no trl, GPUs than 2",
+        # TRL and peft are not everywhere, and one GPU is enough.
+        "TILELOSS_TEST_NOT_RUN": "fail: no trl, no peft, GPUs than 2",
         "OUTPUT": str(output),
     }
     # cuBLASLt for programs that load no torch: of the Python package, as torch has it.

@@ -103,6 +103,21 @@ def test_several_labels(name: str) -> None:
         hold(ours, theirs, ROUNDING[torch.float32])
 
 
+@pytest.mark.parametrize("name", [name for name in ALL_FUNCTIONS if name.startswith("linear")])
+def test_a_low_rank_part(name: str) -> None:
+    """Of each type; a frozen head too."""
+    for dtype in ROUNDING:
+        p, part = problem(dtype), [torch.randn(*of, 6, dtype=dtype) for of in ((B, T), (V,))]
+        found, exact = [], []
+        for each, to, into in (on_device(p), to_device, found), (p, lambda x: x, exact):
+            leaves = (*each.leaves(name), *(to(x).requires_grad_() for x in part))
+            for asked in leaves, (leaves[0], *leaves[3:]):
+                loss = torch_problems.run(name, each, *leaves[:3], low_rank=leaves[3:])
+                into += loss.detach(), *torch.autograd.grad(loss, asked)
+        for ours, theirs in zip(found, exact, strict=True):
+            hold(ours, theirs, 2 * ROUNDING[dtype])
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("mode", ["grad_in_forward", "inplace_backward"])
 def test_other_ways_to_the_gradient(name: str, mode: str) -> None:

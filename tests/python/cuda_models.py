@@ -35,7 +35,7 @@ def there(x: Any) -> Any:
     return tree_map(lambda x: to_device(x) if isinstance(x, Tensor) else x, x)
 
 
-def on_device(kind: str) -> Any:
+def on_device(kind: str, build: Any = build) -> Any:
     model = build(kind)
     cuda_device.move(model)
     body = model.model.forward
@@ -55,8 +55,9 @@ def hold(found: Tensor, model: Any, expected: Tensor, own: Any) -> None:
     found.backward(), expected.backward()
     torch.testing.assert_close(get(found.detach()), expected.detach(), rtol=TOLERANCE, atol=0)
     parameters = zip(model.named_parameters(), own.parameters(), strict=True)
-    largest = max(float(p.grad.abs().max()) for p in own.parameters())
-    for (name, mine), other in parameters:
+    trained = [both for both in parameters if both[1].requires_grad]
+    largest = max(float(p.grad.abs().max()) for _, p in trained)
+    for (name, mine), other in trained:
         off = (get(mine.grad) - other.grad).abs().max()
         assert off <= TOLERANCE * max(other.grad.abs().max(), largest / 100), name
 
@@ -71,6 +72,18 @@ def test_a_patched_model(kind: str) -> None:
     given["num_items_in_batch"] = torch.tensor(9)
     moved = there(given) | {"labels": given["labels"]}
     hold(model(**moved).loss, model, own(**given).loss, own)
+
+
+def test_lora_on_the_head() -> None:
+    from peft_models import with_lora
+
+    def adapted(kind: str) -> Any:
+        return with_lora(build(kind), target_modules=["lm_head"]).get_base_model()
+
+    own, model, given = adapted("phi"), patch(on_device("phi", adapted)), batch()
+    calls = tl.call_counts()
+    hold(model(**there(given)).loss, model, own(**given).loss, own)
+    assert tl.call_counts() != calls
 
 
 def test_smoothed_labels() -> None:

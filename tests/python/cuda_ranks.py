@@ -29,7 +29,7 @@ CASES = (
     "cross_entropy, weighted", "cross_entropy, uneven", "cross_entropy, soft labels, smoothed",
     "logprobs", "policy_loss, quantile", "distillation, mixed", "linear_cross_entropy, padded",
     "linear_cross_entropy, padded, two passes", "linear_logprobs", "linear_policy_loss, grpo",
-    "linear_distillation, per row",
+    "linear_distillation, per row", "linear_cross_entropy, low rank", "linear_distillation, low rank",
 )  # fmt: skip
 
 

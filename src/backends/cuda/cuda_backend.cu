@@ -134,7 +134,6 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, const tileloss_executor* /*executor*/,
                          tileloss_plan* plan) const {
-  if (present(p.args.hidden_r)) return {TILELOSS_UNSUPPORTED, "hidden_r: expected none on CUDA, got a matrix"};
   const DeviceGuard guard(p.device_index);
   if (Status s = guard.status(); !s.ok()) return s;
   Report* made = nullptr;

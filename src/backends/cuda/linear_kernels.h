@@ -18,6 +18,13 @@ struct AnyMatrix {
     const std::int64_t at = i * row_stride + j * col_stride;
     return visit_format(dtype, [&]<class T>(T /*format*/) { return to_float(load(static_cast<const T*>(data) + at)); });
   }
+  // A row that is T's, side by side from a multiple of 16 bytes on; else null.
+  template <class T>
+  __device__ const T* row(std::int64_t i) const {
+    const T* const at = static_cast<const T*>(data) + i * row_stride;
+    const bool is_of_type = visit_format(dtype, []<class Own>(Own /*format*/) { return std::is_same_v<Own, T>; });
+    return is_of_type && col_stride == 1 && reinterpret_cast<std::uintptr_t>(at) % 16 == 0 ? at : nullptr;
+  }
   __device__ void set(std::int64_t i, std::int64_t j, float value) const {
     const std::int64_t at = i * row_stride + j * col_stride;
     visit_format(dtype, [&]<class T>(T /*format*/) { store(static_cast<T*>(data) + at, from_float<T>(value)); });
@@ -39,7 +46,12 @@ __global__ void copy_rows(AnyMatrix from, Rows<T> to, std::int64_t columns, cons
   begin_kernel();
   const std::int64_t i = blockIdx.x;
   const bool is_read = labels == nullptr || labels[i] != kIgnoredRow;
-  for (std::int64_t j = threadIdx.x; j < columns; j += blockDim.x)
+  const T* const row = is_read ? from.row<T>(i) : nullptr;
+  constexpr std::int64_t kAtOnce = 16 / sizeof(T);
+  const std::int64_t at_once = row == nullptr ? 0 : columns / kAtOnce * kAtOnce;
+  for (std::int64_t j = std::int64_t{threadIdx.x} * kAtOnce; j < at_once; j += std::int64_t{blockDim.x} * kAtOnce)
+    store_16_bytes(to.row(i) + j, load(reinterpret_cast<const uint4*>(row + j)));
+  for (std::int64_t j = at_once + threadIdx.x; j < columns; j += blockDim.x)
     store(to.row(i) + j, from_float<T>(is_read ? from.get(i, j) : 0.0f));
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "schema/tensors.h"
 
@@ -59,17 +60,18 @@ bool is_copied(const tileloss_matrix& head, tileloss_dtype compute) {
 
 HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   if (!has_head(p)) return;
+  // A low-rank part's buffers count as the head's: a plan has no room for more of them.
   const auto take = [&]<class T>(const char* name, T*& piece, std::int64_t count) {
     if (count == 0) return;
     const std::int64_t before = pieces.bytes();
     piece = pieces.allocate<T>(count);
-    buffers.emplace_back(name, pieces.bytes() - before);
+    auto buffer = std::ranges::find(buffers, std::string_view(name), [](const auto& b) { return b.first; });
+    if (buffer == buffers.end()) buffer = buffers.insert(buffer, {name, 0});
+    buffer->second += pieces.bytes() - before;
   };
   const bool is_labels = !p.loss->needs_target_sweep();
-  const std::int64_t width = row_stride_of(p.args.hidden.cols), teacher_width = row_stride_of(p.args.teacher_hidden.cols);
   const std::int64_t blocks = (p.columns + cut.vocab_block - 1) / cut.vocab_block,
                      kept_blocks = (cut.kept_columns + cut.vocab_block - 1) / cut.vocab_block;
-  const bool makes_dhidden = p.needs_backward && present(p.args.dhidden), makes_dhead = p.needs_backward && present(p.args.dhead);
   const std::int64_t row_block = std::min(cut.row_block, p.rows), kept_rows = std::min(cut.kept_rows, p.rows);
   std::int64_t rows_of_logits = kept_rows + std::min(row_block, p.rows - kept_rows);
   const bool keeps_all = cut.kept_columns >= p.columns;
@@ -82,23 +84,37 @@ HeadPieces::HeadPieces(const Problem& p, const HeadCut& cut, Pieces& pieces) {
   take("gradients' numbers", gradients, has_gradient_rows(p) ? p.rows : 0);
   take("sums of class weights", weights, is_labels && merges_class_weights(p) ? blocks + 1 : 0);
   take("classes of blocks", classes, is_labels && has_block_classes(p) ? blocks * p.rows : 0);
-  take("hidden", hidden, p.rows * width * operand_bytes(p));
-  // Whether it is copied or not: a plan is made before anybody knows where the head lies.
-  take("head", head, cut.vocab_block * width * operand_bytes(p));
-  take("logits", logits, rows_of_logits * logits_stride);
-  if (has_teacher(p)) {
-    take("teacher's hidden", teacher_hidden, p.rows * teacher_width * operand_bytes(p));
-    take("teacher's head", teacher_head, cut.vocab_block * teacher_width * operand_bytes(p));
-    take("teacher's logits", teacher_logits, rows_of_logits * logits_stride);
+  const PerSide<SideMatrices> matrices = sides_of(p.args);
+  for (const HeadSide s : kHeadSides) {
+    const auto& [hidden, head, dhidden, dhead, bias] = matrices[s];
+    if (!present(hidden)) continue;
+    Side& side = sides[s];
+    if (s == kLowRankPart) {
+      const Side& own = sides[kOwnHead];
+      const std::int64_t before = row_stride_of(p.args.hidden.cols) * operand_bytes(p);
+      side.hidden = own.hidden + before;
+      side.head = own.head + before * (lies_across(p.args.head) ? cut.vocab_block : 1);
+      side.stride = own.stride;
+    } else {
+      const bool is_own = s == kOwnHead;
+      side.stride = row_stride_of(depth_of_logits(p.args, s));
+      take(is_own ? "hidden" : "teacher's hidden", side.hidden, p.rows * side.stride * operand_bytes(p));
+      // Whether it is copied or not: a plan is made before anybody knows where the head lies.
+      take(is_own ? "head" : "teacher's head", side.head, cut.vocab_block * side.stride * operand_bytes(p));
+      take(is_own ? "logits" : "teacher's logits", side.logits, rows_of_logits * logits_stride);
+    }
+    const std::int64_t width = row_stride_of(hidden.cols);
+    if (p.needs_backward && present(dhidden)) take("dhidden", side.dhidden, p.rows * width);
+    if (p.needs_backward && present(dhead))
+      take("dhead", side.dhead, cut.chunk_columns * width * element_bytes(made_of(dhead, p)));
   }
   take("logits kept", kept, kept_blocks * p.rows * cut.vocab_block * cut.kept_bytes);
   const bool are_over_words = cut.has_words() && keeps_all;
   take("dlogits", dlogits, p.needs_backward && !are_over_words ? p.rows * cut.chunk_columns * operand_bytes(p) : 0);
-  take("dhidden", dhidden, makes_dhidden ? p.rows * width : 0);
-  take("dhead", dhead, makes_dhead ? cut.chunk_columns * width * element_bytes(made_of_dhead(p)) : 0);
   take("dbias", dbias, p.needs_backward && present(p.args.dbias) ? cut.chunk_columns : 0);
   // The same for any number of rows, as it decides which algorithms there are.
-  scratch_bytes = std::min(kMaxScratch, round_up(cut.vocab_block * std::max(width, teacher_width), kScratchAlignment));
+  scratch_bytes = std::min(
+      kMaxScratch, round_up(cut.vocab_block * std::max(sides[kOwnHead].stride, sides[kTeachersHead].stride), kScratchAlignment));
   take("products", scratch, scratch_bytes + kScratchAlignment - Pieces::kAlignment);
   scratch += (kScratchAlignment - reinterpret_cast<std::uintptr_t>(scratch) % kScratchAlignment) % kScratchAlignment;
 }

@@ -2,6 +2,7 @@
 #ifndef TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
 #define TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
 
+#include <array>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -37,6 +38,30 @@ bool lies_across(const tileloss_matrix& m);
 bool is_copied(const tileloss_matrix& head, tileloss_dtype compute);
 // Whether the target is logits, which a head of their own makes.
 inline bool has_teacher(const Problem& p) { return p.loss->target() == TargetKind::kLogits; }
+
+// What makes logits: the call's own head with its low-rank part, as one product, and the teacher's head. Gradients are each
+// side's own.
+enum HeadSide : std::size_t { kOwnHead, kLowRankPart, kTeachersHead };
+inline constexpr HeadSide kHeadSides[] = {kOwnHead, kLowRankPart, kTeachersHead};
+template <class T>
+using PerSide = std::array<T, 3>;
+struct SideMatrices {
+  tileloss_matrix hidden, head, dhidden, dhead;
+  tileloss_vector bias;
+};
+inline PerSide<SideMatrices> sides_of(const tileloss_args& a) {
+  return {{{a.hidden, a.head, a.dhidden, a.dhead, a.bias},
+           {a.hidden_r, a.head_r, a.dhidden_r, a.dhead_r, {}},
+           {a.teacher_hidden, a.teacher_head, {}, {}, a.teacher_bias}}};
+}
+// How many columns of hidden states and head a side's logits are a product of; 0: of none, as they are another side's. A low-rank
+// part stands behind the head's columns, where 16 bytes begin.
+inline std::int64_t depth_of_logits(const tileloss_args& a, HeadSide side) {
+  if (side == kTeachersHead) return a.teacher_hidden.cols;
+  if (!present(a.hidden_r)) return side == kOwnHead ? a.hidden.cols : 0;
+  return side == kOwnHead ? row_stride_of(a.hidden.cols) + a.hidden_r.cols : 0;
+}
+
 // The smoothing sums of a forward's blocks are merged by the weights of their columns: those that are the same for all rows.
 inline bool merges_class_weights(const Problem& p) {
   return p.needs_forward && p.rows > 0 && (p.sums & kSmoothingSum) != 0 && present(p.args.class_weights) && !p.has_classes();
@@ -55,10 +80,10 @@ inline bool has_gradient_rows(const Problem& p) {
   return p.needs_backward && is_of_labels && !(p.logit.softcap > 0);
 }
 
-// What products make of dhead: the caller's bfloat16, rounded once, or sums that are rounded or added there. The same wherever
-// dhead lies, as it is part of what an algorithm is chosen by.
-inline tileloss_dtype made_of_dhead(const Problem& p) {
-  const bool is_bfloat16 = p.args.dhead.dtype == TILELOSS_BFLOAT16 && p.compute == TILELOSS_BFLOAT16;
+// What products make of a side's dhead: the caller's bfloat16, rounded once, or sums that are rounded or added there. The same
+// wherever dhead lies, as it is part of what an algorithm is chosen by.
+inline tileloss_dtype made_of(const tileloss_matrix& dhead, const Problem& p) {
+  const bool is_bfloat16 = dhead.dtype == TILELOSS_BFLOAT16 && p.compute == TILELOSS_BFLOAT16;
   return is_bfloat16 && p.linear.accumulate == 0 ? TILELOSS_BFLOAT16 : TILELOSS_FLOAT32;
 }
 
@@ -84,20 +109,22 @@ struct HeadPieces {
   GradientRow* gradients = nullptr;  // [rows], where has_gradient_rows
   double* weights = nullptr;         // [vocab_blocks + 1]: those of all columns before each, where merges_class_weights
   RowClasses* classes = nullptr;     // [vocab_blocks, rows]: of each block's columns, where has_block_classes
-  // What products multiply, in the compute type.
-  std::byte* hidden = nullptr;  // [rows, width]; 0 where a row is ignored
-  std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied
-  std::byte *teacher_hidden = nullptr, *teacher_head = nullptr;  // the same with the teacher's width
-  std::byte* dlogits = nullptr;                                  // [rows, chunk_columns]
-  // What products make, in float32 but for dhead.
-  float* logits = nullptr;          // [row_block, vocab_block]; of a target that is not labels [kept_rows + row_block, columns]
-  float* teacher_logits = nullptr;  // as logits
-  std::int64_t logits_stride = 0;   // of both
-  std::byte* kept = nullptr;        // [vocab_blocks kept, rows, vocab_block]; of words, dlogits go over them
-  float* dhidden = nullptr;         // [rows, width]
-  std::byte* dhead = nullptr;       // [chunk_columns, width] or [width, chunk_columns], made_of_dhead
-  double* dbias = nullptr;          // [chunk_columns]
-  std::byte* scratch = nullptr;     // cuBLASLt's, aligned as that wants it
+  struct Side {
+    // What products multiply, in the compute type; a low-rank part's are columns of the head's.
+    std::byte* hidden = nullptr;  // [rows, width]; 0 where a row is ignored
+    std::byte* head = nullptr;    // [vocab_block, width] or [width, vocab_block], where it is copied
+    std::int64_t stride = 0;      // from row to row of both
+    // What they make, in float32 but for dhead.
+    float* logits = nullptr;     // [row_block, vocab_block]; of a target that is not labels [kept_rows + row_block, columns]
+    float* dhidden = nullptr;    // [rows, width]
+    std::byte* dhead = nullptr;  // [chunk_columns, width] or [width, chunk_columns], made_of it
+  };
+  PerSide<Side> sides;
+  std::int64_t logits_stride = 0;  // of all sides
+  std::byte* kept = nullptr;       // [vocab_blocks kept, rows, vocab_block]; of words, dlogits go over them
+  std::byte* dlogits = nullptr;    // [rows, chunk_columns], in the compute type
+  double* dbias = nullptr;         // [chunk_columns]
+  std::byte* scratch = nullptr;    // cuBLASLt's, aligned as that wants it
   std::int64_t scratch_bytes = 0;
 
   std::vector<std::pair<const char*, std::int64_t>> buffers;  // name and bytes of what there is

@@ -47,11 +47,17 @@ __device__ __forceinline__ void load_eight(const std::uint16_t* from, int count,
   }
 }
 
-// A slot's logit, by a warp: a hidden state times a row of the head, both as products see them.
+// What is multiplied of a side of the head, where the caller has it. Without a side the width is 0.
+struct Factors {
+  AnyMatrix hidden, head;
+  std::int64_t width;
+};
+
+// A slot's logit, by a warp: a hidden state times a row of the head, both as products see them, and of its low-rank part.
 inline constexpr int kSlotWarps = 8;
 template <class T>
-__global__ void multiply_labels(LabelColumns labels, device::RowArrays rows, std::int64_t slots, AnyMatrix hidden, AnyMatrix head,
-                                AnyMatrix bias, std::int64_t width) {
+__global__ void multiply_labels(LabelColumns labels, device::RowArrays rows, std::int64_t slots, Factors own, Factors low_rank,
+                                AnyMatrix bias) {
   begin_kernel();
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t n = std::int64_t{blockIdx.x} * kSlotWarps + warp, i = n / rows.slots.count;
@@ -60,7 +66,12 @@ __global__ void multiply_labels(LabelColumns labels, device::RowArrays rows, std
   if (column < 0) return;
   const auto as_seen = [](float x) { return to_float(from_float<T>(x)); };
   float part = 0;
-  for (std::int64_t h = lane; h < width; h += kWarp) part += as_seen(hidden.get(i, h)) * as_seen(head.get(column, h));
+  const auto add = [&](const Factors& side) {
+    for (std::int64_t h = lane; h < side.width; h += kWarp)
+      part += as_seen(side.hidden.get(i, h)) * as_seen(side.head.get(column, h));
+  };
+  add(own);
+  add(low_rank);
   double sum = part;
 #pragma unroll
   for (int k = kWarp / 2; k > 0; k /= 2) sum += __shfl_xor_sync(kAllLanes, sum, k);

@@ -28,6 +28,11 @@ Rows<T> rows_at(std::byte* data, std::int64_t begin, std::int64_t stride) {
   return {reinterpret_cast<T*>(data) + begin * stride, stride};
 }
 
+// A low-rank part is copied beside the head.
+bool head_lies_across(const tileloss_args& a, HeadSide side) {
+  return lies_across(side == kTeachersHead ? a.teacher_head : a.head);
+}
+
 int threads_for(std::int64_t columns) { return threads_of_row(columns, TILELOSS_FLOAT32); }
 
 // Of rows from `begin` on.
@@ -45,11 +50,11 @@ RowStates states_from(RowStates states, std::int64_t begin) {
 }  // namespace
 
 Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& all, HeadAlgorithms* found) {
-  const tileloss_args& a = p.args;
   if (!has_head(p)) return {};
   Pieces pieces;
-  const std::int64_t scratch = HeadPieces(p, cut, pieces).scratch_bytes, width = a.hidden.cols;
-  const bool is_bfloat16 = p.compute == TILELOSS_BFLOAT16, is_across = lies_across(a.head);
+  const std::int64_t scratch = HeadPieces(p, cut, pieces).scratch_bytes;
+  const bool is_bfloat16 = p.compute == TILELOSS_BFLOAT16;
+  const PerSide<SideMatrices> matrices = sides_of(p.args);
   Status status;
   const auto find = [&](const Algorithm*& algorithm, bool left_is_across, bool right_is_across, std::int64_t rows,
                         std::int64_t columns, std::int64_t depth, tileloss_dtype made = TILELOSS_FLOAT32) {
@@ -61,14 +66,18 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
   for (const bool is_last : {false, true}) {
     const auto size = [&](std::int64_t whole) { return is_last ? p.columns % whole : p.columns >= whole ? whole : 0; };
     const std::int64_t block = size(cut.vocab_block), chunk = size(cut.chunk_columns);
-    find(found->logits[is_last], false, !is_across, kUsualRowBlock, block, width);
-    if (has_teacher(p))
-      find(found->teacher_logits[is_last], false, !lies_across(a.teacher_head), kUsualRowBlock, block, a.teacher_hidden.cols);
-    if (!p.needs_backward) continue;
-    find(found->dhidden[is_last], false, is_across, kUsualRows, width, chunk);
-    const bool is_made_across = lies_across(a.dhead);
-    find(found->dhead[is_last], true, false, is_made_across ? width : chunk, is_made_across ? chunk : width, kUsualRows,
-         made_of_dhead(p));
+    for (const HeadSide s : kHeadSides) {
+      const auto& [hidden, head, dhidden, dhead, bias] = matrices[s];
+      Side& side = found->sides[s];
+      const std::int64_t width = hidden.cols;
+      const bool is_across = head_lies_across(p.args, s), is_made_across = lies_across(dhead);
+      find(side.logits[is_last], false, !is_across, kUsualRowBlock, block, depth_of_logits(p.args, s));
+      if (!p.needs_backward) continue;
+      if (present(dhidden)) find(side.dhidden[is_last], false, is_across, kUsualRows, width, chunk);
+      if (present(dhead))
+        find(side.dhead[is_last], true, false, is_made_across ? width : chunk, is_made_across ? chunk : width, kUsualRows,
+             made_of(dhead, p));
+    }
   }
   return status;
 }
@@ -76,29 +85,24 @@ Status HeadAlgorithms::find(const Problem& p, const HeadCut& cut, Algorithms& al
 HeadSweeps::HeadSweeps(const Problem& problem, const HeadCut& cut, const HeadPieces& pieces, const HeadAlgorithms& algorithms,
                        const LogitTransform* transform, const std::optional<TargetSweeps>& target, const RowCut& rows,
                        const SumParts& sums)
-    : problem_(&problem),
-      cut_(cut),
-      pieces_(pieces),
-      algorithms_(algorithms),
-      transform_(transform),
-      sums_(sums),
-      target_(target),
-      row_cut_(rows) {
-  const tileloss_args& a = problem.args;
-  sides_ = {{a.hidden, a.head, a.bias, pieces.hidden, pieces.head, pieces.logits, algorithms.logits}};
-  if (has_teacher(problem))
-    sides_.push_back({a.teacher_hidden, a.teacher_head, a.teacher_bias, pieces.teacher_hidden, pieces.teacher_head,
-                      pieces.teacher_logits, algorithms.teacher_logits});
+    : problem_(&problem), cut_(cut), pieces_(pieces), transform_(transform), sums_(sums), target_(target), row_cut_(rows) {
+  const PerSide<SideMatrices> all = sides_of(problem.args);
+  for (const HeadSide s : kHeadSides) {
+    if (!present(all[s].hidden)) continue;
+    sides_.push_back(
+        {all[s], s, depth_of_logits(problem.args, s), head_lies_across(problem.args, s), pieces.sides[s], algorithms.sides[s]});
+  }
 }
 
 // --------------------------------------------------------------------------------------------------------------- forward
 
 void HeadSweeps::multiply_labels(Queue& queue, const LabelColumns& labels, const Arrays& rows) const {
-  const Side& own = sides_[0];
+  const tileloss_args& a = problem_->args;
   const std::int64_t slots = problem_->rows * rows.slots.count;
   visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
     queue.launch(cuda::multiply_labels<T>, (slots + kSlotWarps - 1) / kSlotWarps, kSlotWarps * kWarp, labels, rows, slots,
-                 any(own.hidden), any(own.head), any(own.bias), own.hidden.cols);
+                 Factors{any(a.hidden), any(a.head), a.hidden.cols}, Factors{any(a.hidden_r), any(a.head_r), a.hidden_r.cols},
+                 any(a.bias));
   });
 }
 
@@ -110,7 +114,7 @@ void HeadSweeps::forward(Queue& queue, const Arrays& rows) const {
   for (std::int64_t first = 0, before = 0; first < p.columns; first += cut_.vocab_block, before += p.rows) {
     Chunk block = columns_from(first, cut_.vocab_block);
     if (!has_sums) find_labels(queue, rows, block);
-    block.heads[0] = head_at(queue, sides_[0], block, true);
+    find_heads(queue, &block, true);
     if (merges_class_weights(p)) sum_weights(queue, block);
     if (pieces_.classes != nullptr) {
       SweepJob all = job(block, 0, rows);
@@ -159,7 +163,7 @@ void HeadSweeps::sweep_whole_rows(Queue& queue, const Arrays& rows) const {
     const std::int64_t count = std::min(cut_.row_block, p.rows - begin);
     for (std::int64_t first = 0; first < p.columns; first += cut_.vocab_block) {
       Chunk block = columns_from(first, cut_.vocab_block);
-      for (std::size_t s = 0; s < sides_.size(); ++s) block.heads[s] = head_at(queue, sides_[s], block, true);
+      find_heads(queue, &block, true);
       make_logits(queue, block, begin, count);
     }
     ((*target_).*kSweep)(queue, part(job(all, begin, rows), all, begin, count));
@@ -174,11 +178,20 @@ void HeadSweeps::sum_weights(Queue& queue, const Chunk& block) const {
 }
 
 void HeadSweeps::copy_hidden(Queue& queue, const Arrays& rows) const {
+  const Problem& p = *problem_;
+  // What stands between the head's columns and those of a low-rank part is multiplied, too.
+  if (present(p.args.hidden_r) && p.args.hidden.cols % 8 != 0) {
+    const HeadPieces::Side& own = sides_[0].pieces;
+    for (const auto& [copy, count] : {std::pair{own.hidden, p.rows}, {own.head, cut_.vocab_block}}) {
+      const auto bytes = static_cast<std::size_t>(count * own.stride * element_bytes(p.compute));
+      queue.keep(cudaMemsetAsync(copy, 0, bytes, queue.stream()), "the workspace");
+    }
+  }
   visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
     for (const Side& side : sides_) {
       const std::int64_t width = side.hidden.cols;
-      queue.launch(copy_rows<T>, problem_->rows, threads_for(width), any(side.hidden),
-                   rows_at<T>(side.hidden_copy, 0, row_stride_of(width)), width, rows.label_columns);
+      queue.launch(copy_rows<T>, p.rows, threads_for(width), any(side.hidden),
+                   rows_at<T>(side.pieces.hidden, 0, side.pieces.stride), width, rows.label_columns);
     }
   });
 }
@@ -191,20 +204,25 @@ void HeadSweeps::find_labels(Queue& queue, const Arrays& rows, const Chunk& chun
   launch_each(queue, problem_->rows, FindInChunk{rows.label_columns, pieces_.labels, chunk.first, chunk.columns});
 }
 
-Operand HeadSweeps::head_at(Queue& queue, const Side& side, const Chunk& chunk, bool is_read) const {
+void HeadSweeps::find_heads(Queue& queue, Chunk* chunk, bool makes_logits) const {
+  for (std::size_t s = 0; s < sides_.size(); ++s) chunk->heads[s] = head_at(queue, sides_[s], *chunk, makes_logits);
+}
+
+Operand HeadSweeps::head_at(Queue& queue, const Side& side, const Chunk& chunk, bool makes_logits) const {
   const tileloss_matrix& head = side.head;
-  const bool is_across = lies_across(head);
+  const bool is_across = side.is_across, is_low_rank = side.which == kLowRankPart, is_beside_one = side.depth > head.cols;
   const AnyMatrix here = from(any(head), chunk.first);
-  if (!is_copied(head, problem_->compute)) return {here.data, is_across ? head.col_stride : head.row_stride, is_across};
+  if (!is_low_rank && !(is_beside_one && makes_logits) && !is_copied(head, problem_->compute))
+    return {here.data, is_across ? head.col_stride : head.row_stride, is_across};
   const std::int64_t lines = is_across ? head.cols : chunk.columns, line = is_across ? chunk.columns : head.cols;
-  const std::int64_t stride = row_stride_of(is_across ? cut_.vocab_block : head.cols);
-  if (is_read) {
+  const std::int64_t stride = is_across ? cut_.vocab_block : side.pieces.stride;
+  if (makes_logits || present(side.dhidden)) {
     visit_compute(is_bfloat16(), [&]<class T>(T /*format*/) {
       queue.launch(copy_rows<T>, lines, threads_for(line), is_across ? transposed(here) : here,
-                   rows_at<T>(side.head_copy, 0, stride), line, static_cast<const std::int64_t*>(nullptr));
+                   rows_at<T>(side.pieces.head, 0, stride), line, static_cast<const std::int64_t*>(nullptr));
     });
   }
-  return {side.head_copy, stride, is_across};
+  return {side.pieces.head, stride, is_across};
 }
 
 std::byte* HeadSweeps::kept_at(const Chunk& chunk, std::int64_t begin) const {
@@ -213,27 +231,28 @@ std::byte* HeadSweeps::kept_at(const Chunk& chunk, std::int64_t begin) const {
 }
 
 float* HeadSweeps::logits_at(const Side& side, const Chunk& chunk, std::int64_t begin) const {
-  if (target_) return side.logits + std::min(begin, cut_.kept_rows) * pieces_.logits_stride + chunk.first;
-  return is_kept(chunk, begin) && !cut_.has_words() ? reinterpret_cast<float*>(kept_at(chunk, begin)) : side.logits;
+  if (target_) return side.pieces.logits + std::min(begin, cut_.kept_rows) * pieces_.logits_stride + chunk.first;
+  return is_kept(chunk, begin) && !cut_.has_words() ? reinterpret_cast<float*>(kept_at(chunk, begin)) : side.pieces.logits;
 }
 
 void HeadSweeps::make_logits(Queue& queue, const Chunk& chunk, std::int64_t begin, std::int64_t count) const {
   const Problem& p = *problem_;
   for (std::size_t s = 0; s < sides_.size(); ++s) {
     const Side& side = sides_[s];
-    const std::int64_t width = side.hidden.cols, stride = row_stride_of(width);
+    if (side.which == kLowRankPart) continue;
     float* const z = logits_at(side, chunk, begin);
     const bool has_bias = present(side.bias);
     if (has_bias)
       queue.launch(fill_rows, count, threads_for(chunk.columns), any(side.bias), chunk.first,
                    Rows<float>{z, pieces_.logits_stride}, chunk.columns);
-    const Operand hidden = {side.hidden_copy + begin * stride * element_bytes(p.compute), stride, false};
+    const std::int64_t stride = side.pieces.stride;
+    const Operand hidden = {side.pieces.hidden + begin * stride * element_bytes(p.compute), stride, false};
     Operand head = chunk.heads[s];
     head.is_across = !head.is_across;  // [width, columns]
     // The same for all columns of a block, so that those that are made again have the same bits.
     const bool is_last = chunk.first - chunk.first % cut_.vocab_block + cut_.vocab_block > p.columns;
-    multiply(queue, side.products[is_last], {count, chunk.columns, width, hidden, head, z, pieces_.logits_stride, has_bias},
-             pieces_.scratch);
+    multiply(queue, side.algorithms.logits[is_last],
+             {count, chunk.columns, side.depth, hidden, head, z, pieces_.logits_stride, has_bias}, pieces_.scratch);
   }
 }
 
@@ -259,7 +278,7 @@ SweepJob HeadSweeps::job(const Chunk& chunk, std::int64_t begin, const Arrays& r
 
 TargetPart HeadSweeps::part(const SweepJob& own, const Chunk& chunk, std::int64_t begin, std::int64_t count) const {
   TargetPart part = {own, {}, begin, count};
-  if (has_teacher(*problem_)) part.teacher = {logits_at(sides_[1], chunk, begin), pieces_.logits_stride};
+  if (has_teacher(*problem_)) part.teacher = {logits_at(sides_.back(), chunk, begin), pieces_.logits_stride};
   return part;
 }
 
@@ -268,11 +287,11 @@ TargetPart HeadSweeps::part(const SweepJob& own, const Chunk& chunk, std::int64_
 void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& states) const {
   const Problem& p = *problem_;
   const tileloss_args& a = p.args;
-  const std::int64_t width = a.hidden.cols, stride = row_stride_of(width);
   if (!p.needs_forward) copy_hidden(queue, rows);  // there was no forward
-  if (present(a.dhidden)) {
-    const auto bytes = static_cast<std::size_t>(p.rows * stride) * sizeof(float);
-    queue.keep(cudaMemsetAsync(pieces_.dhidden, 0, bytes, queue.stream()), "the workspace");
+  for (const Side& side : sides_) {
+    if (!present(side.dhidden)) continue;
+    const auto bytes = static_cast<std::size_t>(p.rows * row_stride_of(side.hidden.cols)) * sizeof(float);
+    queue.keep(cudaMemsetAsync(side.pieces.dhidden, 0, bytes, queue.stream()), "the workspace");
   }
   const bool has_gradients = has_gradient_rows(p);
   if (has_gradients) {
@@ -284,19 +303,22 @@ void HeadSweeps::backward(Queue& queue, const Arrays& rows, const RowStates& sta
     Chunk chunk = columns_from(first, cut_.chunk_columns);
     if (!has_gradients) find_labels(queue, rows, chunk);
     const bool makes_logits = p.rows > 0 && !is_kept(chunk, p.rows - 1);
-    for (std::size_t s = 0; s < sides_.size(); ++s)
-      chunk.heads[s] = head_at(queue, sides_[s], chunk, makes_logits || (s == 0 && present(a.dhidden)));
+    find_heads(queue, &chunk, makes_logits);
     has_gradients ? write_dlogits(queue, chunk, rows, states) : make_dlogits(queue, chunk, rows, states);
-    if (present(a.dhidden)) add_dhidden(queue, chunk);
-    if (present(a.dhead)) store_dhead(queue, chunk);
+    for (std::size_t s = 0; s < sides_.size(); ++s) {
+      if (present(sides_[s].dhidden)) add_dhidden(queue, sides_[s], chunk, chunk.heads[s]);
+      if (present(sides_[s].dhead)) store_dhead(queue, sides_[s], chunk);
+    }
     if (present(a.dbias)) {
       const bool has_rows = p.rows > 0;
       launch_each(queue, chunk.columns, StoreBias{has_rows ? pieces_.dbias : nullptr, a.dbias, first, p.linear.accumulate != 0});
     }
   }
-  if (present(a.dhidden)) {
-    queue.launch(store_rows<float>, p.rows, threads_for(width), Rows<float>{pieces_.dhidden, stride}, any(a.dhidden), width,
-                 rows.label_columns, false);
+  for (const Side& side : sides_) {
+    const std::int64_t width = side.hidden.cols;
+    if (present(side.dhidden))
+      queue.launch(store_rows<float>, p.rows, threads_for(width), Rows<float>{side.pieces.dhidden, row_stride_of(width)},
+                   any(side.dhidden), width, rows.label_columns, false);
   }
   if (p.linear.accumulate == 0) clear_padding(queue);
 }
@@ -374,34 +396,39 @@ void HeadSweeps::write_labels(Queue& queue, const Chunk& chunk, const Arrays& ro
       WriteLabelGradient{make_context(*problem_), rows, states, transform_, begin, chunk.first, chunk.columns, to, storage});
 }
 
-void HeadSweeps::add_dhidden(Queue& queue, const Chunk& chunk) const {
-  const std::int64_t width = problem_->args.hidden.cols;
-  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false};
-  multiply(queue, algorithm_of(chunk, algorithms_.dhidden),
-           {problem_->rows, width, chunk.columns, dz, chunk.heads[0], pieces_.dhidden, row_stride_of(width), true},
-           pieces_.scratch);
+bool HeadSweeps::has_products() const {
+  return std::ranges::any_of(sides_, [](const Side& side) { return present(side.dhidden) || present(side.dhead); });
 }
 
-void HeadSweeps::store_dhead(Queue& queue, const Chunk& chunk) const {
+void HeadSweeps::add_dhidden(Queue& queue, const Side& side, const Chunk& chunk, const Operand& head) const {
+  const std::int64_t width = side.hidden.cols;
+  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false};
+  multiply(queue, algorithm_of(chunk, side.algorithms.dhidden),
+           {problem_->rows, width, chunk.columns, dz, head, side.pieces.dhidden, row_stride_of(width), true}, pieces_.scratch);
+}
+
+void HeadSweeps::store_dhead(Queue& queue, const Side& side, const Chunk& chunk) const {
   const Problem& p = *problem_;
-  const tileloss_matrix& dhead = p.args.dhead;
+  const tileloss_matrix& dhead = side.dhead;
+  const tileloss_dtype made = made_of(dhead, p);
   const bool is_across = lies_across(dhead);
-  const std::int64_t width = p.args.hidden.cols;
-  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false}, hidden = {pieces_.hidden, row_stride_of(width), false};
-  Product product = {chunk.columns, width, p.rows, dz, hidden, pieces_.dhead, row_stride_of(width), false};
+  const std::int64_t width = dhead.cols;
+  std::byte* const sums = side.pieces.dhead;
+  const Operand dz = {dlogits_at(chunk), dlogits_stride(chunk), false}, hidden = {side.pieces.hidden, side.pieces.stride, false};
+  Product product = {chunk.columns, width, p.rows, dz, hidden, sums, row_stride_of(width), false};
   AnyMatrix to = from(any(dhead), chunk.first);
   if (is_across) {
-    product = {width, chunk.columns, p.rows, hidden, dz, pieces_.dhead, cut_.chunk_columns, false};
+    product = {width, chunk.columns, p.rows, hidden, dz, sums, cut_.chunk_columns, false};
     to = transposed(to);
   }
   product.left.is_across = true;
   // Straight there, if that is possible.
-  const bool is_there = p.linear.accumulate == 0 && p.rows > 0 && !is_copied(dhead, made_of_dhead(p));
+  const bool is_there = p.linear.accumulate == 0 && p.rows > 0 && !is_copied(dhead, made);
   if (is_there) product.to = to.data, product.to_stride = to.row_stride;
-  multiply(queue, algorithm_of(chunk, algorithms_.dhead), product, pieces_.scratch);
+  multiply(queue, algorithm_of(chunk, side.algorithms.dhead), product, pieces_.scratch);
   if (is_there) return;
-  visit_compute(made_of_dhead(p) == TILELOSS_BFLOAT16, [&]<class T>(T /*format*/) {
-    queue.launch(store_rows<T>, product.rows, threads_for(product.columns), rows_at<T>(pieces_.dhead, 0, product.to_stride), to,
+  visit_compute(made == TILELOSS_BFLOAT16, [&]<class T>(T /*format*/) {
+    queue.launch(store_rows<T>, product.rows, threads_for(product.columns), rows_at<T>(sums, 0, product.to_stride), to,
                  product.columns, static_cast<const std::int64_t*>(nullptr), p.linear.accumulate != 0);
   });
 }
@@ -411,9 +438,11 @@ void HeadSweeps::clear_padding(Queue& queue) const {
   const Problem& p = *problem_;
   const tileloss_args& a = p.args;
   const std::int64_t padding = p.total_columns - p.columns;
-  if (present(a.dhead)) {
-    queue.launch(store_rows<float>, padding, threads_for(a.dhead.cols), Rows<float>(), from(any(a.dhead), p.columns),
-                 a.dhead.cols, static_cast<const std::int64_t*>(nullptr), false);
+  for (const Side& side : sides_) {
+    const tileloss_matrix& dhead = side.dhead;
+    if (present(dhead))
+      queue.launch(store_rows<float>, padding, threads_for(dhead.cols), Rows<float>(), from(any(dhead), p.columns), dhead.cols,
+                   static_cast<const std::int64_t*>(nullptr), false);
   }
   if (present(a.dbias)) launch_each(queue, padding, StoreBias{nullptr, a.dbias, p.columns, false});
 }

@@ -10,6 +10,10 @@
 //             by way of float32 over z. Then dhidden += dz head, and the chunk of dhead = dz^T hidden at once, over all rows.
 // Schedules: recompute keeps no z and does 4 products; stash keeps that of the first K columns, 3 + (1 - K/V) products.
 //
+// With a low-rank part z is one product along both widths: hidden_r stands beside hidden in its copy, and a block of the head is
+// copied beside head_r's. The gradients are products of each side's own, of the same dz; no product is made for one that nobody
+// asks for.
+//
 // Of a target that is not labels a row's columns are needed side by side, for its sums. So the forward takes some rows at a time:
 // z of their whole vocabulary, and of the teacher, a block of columns after the other; then the sweeps of target_launches.h. The
 // backward is the same as for labels, with the teacher's z beside z. With a teacher recompute does 6 products; stash keeps both z
@@ -36,7 +40,10 @@ namespace tileloss::impl::cuda {
 // Of whole blocks and chunks; and [1] of the last ones, if they have fewer columns, which need not be aligned as those are.
 struct HeadAlgorithms {
   using OfSizes = std::array<const Algorithm*, 2>;
-  OfSizes logits = {}, teacher_logits = {}, dhidden = {}, dhead = {};
+  struct Side {
+    OfSizes logits = {}, dhidden = {}, dhead = {};
+  };
+  PerSide<Side> sides;
 
   static Status find(const Problem& problem, const HeadCut& cut, Algorithms& all, HeadAlgorithms* found);
 };
@@ -55,19 +62,18 @@ class HeadSweeps {
   void backward(Queue& queue, const device::RowArrays& rows, const RowStates& states) const;
 
  private:
-  // What makes logits: the call's own, or the teacher's.
-  struct Side {
-    tileloss_matrix hidden, head;
-    tileloss_vector bias;
-    std::byte *hidden_copy, *head_copy;
-    float* logits;
-    HeadAlgorithms::OfSizes products;
+  struct Side : SideMatrices {
+    HeadSide which;
+    std::int64_t depth;  // depth_of_logits
+    bool is_across;      // as the head's copy lies: a low-rank part's is the head's
+    HeadPieces::Side pieces;
+    HeadAlgorithms::Side algorithms;
   };
   // Columns of the vocabulary, from `first` on, and what products read of each side's head for them. Of a forward: a whole
   // vocab_block.
   struct Chunk {
     std::int64_t first, columns;
-    std::array<Operand, 2> heads;  // [columns, width]
+    PerSide<Operand> heads;  // [columns, width]; in the order of sides_
   };
   using Arrays = device::RowArrays;
 
@@ -76,8 +82,9 @@ class HeadSweeps {
   void sum_weights(Queue& queue, const Chunk& block) const;
   Chunk columns_from(std::int64_t first, std::int64_t most) const;
   void find_labels(Queue& queue, const Arrays& rows, const Chunk& chunk) const;
-  // A side's head for a chunk; what is copied of it only if it `is_read`.
-  Operand head_at(Queue& queue, const Side& side, const Chunk& chunk, bool is_read) const;
+  // What logits and dhidden read of all sides' heads for a chunk, and copies of what is not read where it lies.
+  void find_heads(Queue& queue, Chunk* chunk, bool makes_logits) const;
+  Operand head_at(Queue& queue, const Side& side, const Chunk& chunk, bool makes_logits) const;
   // z of rows from `begin` on, in a chunk: where it is kept, or where it is made for now.
   bool is_kept(const Chunk& chunk, std::int64_t begin) const {
     return target_ ? begin < cut_.kept_rows : chunk.first < cut_.kept_columns;
@@ -106,19 +113,18 @@ class HeadSweeps {
   // Over those that are at `to`, from row `begin` on: of the labels, where a row has several.
   void write_labels(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states, std::int64_t begin,
                     std::int64_t count, const RowMatrix& to, tileloss_dtype storage) const;
-  bool has_products() const { return present(problem_->args.dhidden) || present(problem_->args.dhead); }
-  void add_dhidden(Queue& queue, const Chunk& chunk) const;
-  void store_dhead(Queue& queue, const Chunk& chunk) const;
+  bool has_products() const;
+  void add_dhidden(Queue& queue, const Side& side, const Chunk& chunk, const Operand& head) const;
+  void store_dhead(Queue& queue, const Side& side, const Chunk& chunk) const;
   void clear_padding(Queue& queue) const;
 
   const Problem* problem_;
   HeadCut cut_;
   HeadPieces pieces_;
-  HeadAlgorithms algorithms_;
   const LogitTransform* transform_;
   SumParts sums_;
   std::optional<TargetSweeps> target_;
-  std::vector<Side> sides_;  // the call's own first
+  std::vector<Side> sides_;  // those that there are, the call's own first
   RowCut row_cut_;
 };
 

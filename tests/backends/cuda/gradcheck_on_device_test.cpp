@@ -31,18 +31,31 @@ TEST_P(GradcheckOnDevice, PassesWithEveryMutantCaught) {
   EXPECT_GT(cuda_on_host::counters().queued, 0U);
 }
 
-// CUDA refuses a low-rank part of the head.
-Sets device_configs() {
-  Sets names = config_names();
-  std::erase_if(names, [](const std::string& name) { return config_of(name).linear.rank > 0; });
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Configs, GradcheckOnDevice, testing::ValuesIn(device_configs()), [](const auto& config) {
+INSTANTIATE_TEST_SUITE_P(Configs, GradcheckOnDevice, testing::ValuesIn(config_names()), [](const auto& config) {
   std::string name = config.param.substr(0, config.param.rfind('.'));
   std::ranges::replace(name, '.', '_');
   return name;
 });
+
+// Two blocks of the vocabulary; ranks whose rows need copies; gradients of the low-rank part alone; what has ways of its own to
+// z.
+TEST(LowRankOnDevice, PassesWithEveryMutantCaught) {
+  const std::string base = "level=linear batch_size=3 seq_len=11 hidden_size=48 seed=3 ignore_prob=0.2 source.std=2 bias=random ",
+                    all = "gradients=[dhidden, dhead, dbias, dhidden_r, dhead_r] ", of_part = "gradients=[dhidden_r] ",
+                    frozen = "gradients=[dhidden, dhead_r] ";
+  for (const std::string& variant : {
+           all + "loss=cross_entropy dtype=bf16 vocab_size=9001 rank=131 valid_vocab=8990",
+           of_part + "loss=cross_entropy dtype=fp32 vocab_size=901 rank=1 allowed=runs",
+           frozen + "loss=cross_entropy dtype=bf16 vocab_size=901 rank=8 head_layout=hv accumulate=true",
+           all + "loss=cross_entropy dtype=fp16 vocab_size=901 rank=12 softcap=10 dhead_dtype=head",
+           all + "loss=logprobs dtype=bf16 vocab_size=901 rank=512 upstream=per_row labels_per_row=4",
+           all + "loss=distillation dtype=bf16 vocab_size=901 rank=5 teacher_hidden_size=20",
+       }) {
+    const GradcheckCall check(base + variant, {"kernel.device=cuda"});
+    EXPECT_EQ(check.failures(), Sets()) << variant;
+    EXPECT_FALSE(check.mutants().empty());
+  }
+}
 
 TEST(SecondOnDevice, Passes) {
   const GradcheckCall check("gradcheck_ce_options.yaml", {"kernel.device=cuda:1", "seq_len=5"});
@@ -51,7 +64,7 @@ TEST(SecondOnDevice, Passes) {
 }
 
 TEST(BenchOnDevice, TimesBothPasses) {
-  for (const char* loss : {"loss=cross_entropy in_place=true", "loss=linear_cross_entropy hidden=96"}) {
+  for (const char* loss : {"loss=cross_entropy in_place=true", "loss=linear_cross_entropy hidden=96 rank=5"}) {
     const BenchRequest asked =
         read_bench_request(config_tree(loss, {"device=cuda", "tokens=5", "vocab=1001", "iters=2", "warmup=1"}));
     Bench bench(asked.settings);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <tuple>
 #include <utility>
 
 #include "backends/cuda/cuda_backend.h"
@@ -20,7 +21,7 @@ namespace {
 const bool is_registered = (impl::add_backend(&impl::cuda::cuda_backend()), true);
 
 constexpr tileloss_pass kBoth = TILELOSS_VALUE_AND_GRAD;
-constexpr std::int64_t kVocab = 700, kWidth = 24, kTeacherWidth = 16, kColumns = 5;
+constexpr std::int64_t kVocab = 700, kWidth = 24, kTeacherWidth = 16, kRank = 12, kColumns = 5;
 using impl::TargetKind;
 
 std::vector<std::uint16_t> random_words(std::uint64_t seed, std::int64_t count) {
@@ -31,8 +32,8 @@ std::vector<std::uint16_t> random_words(std::uint64_t seed, std::int64_t count) 
 }
 
 struct Numbers {
-  std::vector<float> logp, loss, dhidden, dbias;
-  std::vector<std::uint16_t> dhead;
+  std::vector<float> logp, loss, dhidden, dbias, dhidden_r;
+  std::vector<std::uint16_t> dhead, dhead_r;
   bool operator==(const Numbers&) const = default;
 };
 
@@ -48,6 +49,7 @@ class Head {
     double softcap = 0;
     float label_smoothing = 0;      // of labels
     std::int64_t dhead_offset = 0;  // in elements: before the first row
+    std::int64_t rank = 0;          // of a low-rank part
   };
 
   Head() : Head(Shape{}) {}
@@ -67,7 +69,11 @@ class Head {
         dhidden_(static_cast<std::size_t>(shape.rows * kWidth)),
         dbias_(kVocab),
         dhead_offset_(shape.dhead_offset),
-        dhead_(static_cast<std::size_t>(shape.dhead_offset + kVocab * kWidth)) {
+        dhead_(static_cast<std::size_t>(shape.dhead_offset + kVocab * kWidth)),
+        hidden_r_(random_words(6, shape.rows * shape.rank)),
+        head_r_(random_words(7, kVocab * shape.rank)),
+        dhead_r_(static_cast<std::size_t>(kVocab * shape.rank)),
+        dhidden_r_(static_cast<std::size_t>(shape.rows * shape.rank)) {
     tileloss_args_init(&args);
     args.hidden = tileloss_make_matrix(hidden_.data(), TILELOSS_BFLOAT16, rows_, kWidth, kWidth);
     args.head = tileloss_make_matrix(head_.data() + shape.offset, TILELOSS_BFLOAT16, kVocab, kWidth, kWidth + shape.gap);
@@ -77,6 +83,12 @@ class Head {
     args.dhidden = tileloss_make_matrix(dhidden_.data(), TILELOSS_FLOAT32, rows_, kWidth, kWidth);
     args.dhead = tileloss_make_matrix(dhead_.data() + dhead_offset_, TILELOSS_BFLOAT16, kVocab, kWidth, kWidth);
     args.dbias = tileloss_make_vector(dbias_.data(), TILELOSS_FLOAT32, kVocab);
+    if (const std::int64_t rank = shape.rank; rank > 0) {
+      args.hidden_r = tileloss_make_matrix(hidden_r_.data(), TILELOSS_BFLOAT16, rows_, rank, rank);
+      args.head_r = tileloss_make_matrix(head_r_.data(), TILELOSS_BFLOAT16, kVocab, rank, rank);
+      args.dhidden_r = tileloss_make_matrix(dhidden_r_.data(), TILELOSS_FLOAT32, rows_, rank, rank);
+      args.dhead_r = tileloss_make_matrix(dhead_r_.data(), TILELOSS_BFLOAT16, kVocab, rank, rank);
+    }
     if (target_ == TargetKind::kLogits) {
       args.teacher_hidden = tileloss_make_matrix(teacher_hidden_.data(), TILELOSS_BFLOAT16, rows_, kTeacherWidth, kTeacherWidth);
       args.teacher_head = tileloss_make_matrix(teacher_head_.data(), TILELOSS_BFLOAT16, kVocab, kTeacherWidth, kTeacherWidth);
@@ -86,8 +98,9 @@ class Head {
     } else if (target_ == TargetKind::kProbabilities) {
       args.target_probs = tileloss_make_matrix(probs_.data(), TILELOSS_BFLOAT16, rows_, kVocab, kVocab);
     }
-    for (tileloss_matrix* m : {&args.hidden, &args.head, &args.dhidden, &args.dhead, &args.teacher_hidden, &args.teacher_head,
-                               &args.teacher_ids, &args.teacher_logprobs, &args.target_probs}) {
+    for (tileloss_matrix* m :
+         {&args.hidden, &args.head, &args.dhidden, &args.dhead, &args.teacher_hidden, &args.teacher_head, &args.teacher_ids,
+          &args.teacher_logprobs, &args.target_probs, &args.hidden_r, &args.head_r, &args.dhidden_r, &args.dhead_r}) {
       m->device_type = TILELOSS_CUDA;
       m->device_index = shape.device;
     }
@@ -122,15 +135,17 @@ class Head {
   Numbers get() const {
     std::vector<std::uint16_t> dhead = dhead_.get();
     dhead.erase(dhead.begin(), dhead.begin() + dhead_offset_);
-    return {logp_.get(), loss_.get(), dhidden_.get(), dbias_.get(), dhead};
+    return {logp_.get(), loss_.get(), dhidden_.get(), dbias_.get(), dhidden_r_.get(), dhead, dhead_r_.get()};
   }
   Numbers run_and_get() {
     run();
     return get();
   }
   void forget() const {
-    for (const auto* sums : {&logp_, &loss_, &dhidden_, &dbias_}) cudaMemset(sums->data(), 0, sums->get().size() * sizeof(float));
+    for (const auto* sums : {&logp_, &loss_, &dhidden_, &dbias_, &dhidden_r_})
+      cudaMemset(sums->data(), 0, sums->get().size() * sizeof(float));
     cudaMemset(dhead_.data() + dhead_offset_, 0, kVocab * kWidth * 2);
+    cudaMemset(dhead_r_.data(), 0, dhead_r_.get().size() * 2);
     cudaDeviceSynchronize();
   }
 
@@ -213,7 +228,8 @@ class Head {
   DeviceArray<std::int64_t> labels_;
   DeviceArray<float> logp_, loss_, dhidden_, dbias_;
   std::int64_t dhead_offset_;
-  DeviceArray<std::uint16_t> dhead_;
+  DeviceArray<std::uint16_t> dhead_, hidden_r_, head_r_, dhead_r_;
+  DeviceArray<float> dhidden_r_;
 };
 
 // The least budget is the one that the error names.
@@ -240,27 +256,32 @@ constexpr std::int64_t kBlockOfWords = 37 * 256 * 2 + 64;
 // And 16 rows of a target that is not labels.
 constexpr std::int64_t kRowsOfTarget = 16 * 704 * 4;
 
-class CudaHeadOf : public testing::TestWithParam<TargetKind> {};
-std::string target_name(const testing::TestParamInfo<TargetKind>& target) {
-  switch (target.param) {
-    case TargetKind::kLogits: return "logits";
-    case TargetKind::kColumns: return "columns";
-    case TargetKind::kProbabilities: return "probabilities";
-    default: return "labels";
+// Held against a target, with a low-rank part or without.
+class CudaHeadOf : public testing::TestWithParam<std::tuple<TargetKind, std::int64_t>> {
+ protected:
+  static Head::Shape shape(Head::Shape of = {}) {
+    std::tie(of.target, of.rank) = GetParam();
+    return of;
   }
+};
+std::string head_name(const testing::TestParamInfo<CudaHeadOf::ParamType>& of) {
+  const char* const names[] = {"labels", "logits", "columns", "probabilities"};
+  const auto [target, rank] = of.param;
+  return std::string(names[static_cast<int>(target)]) + (rank > 0 ? "_low_rank" : "");
 }
 INSTANTIATE_TEST_SUITE_P(Targets, CudaHeadOf,
-                         testing::Values(TargetKind::kLabels, TargetKind::kLogits, TargetKind::kColumns,
-                                         TargetKind::kProbabilities),
-                         target_name);
+                         testing::Combine(testing::Values(TargetKind::kLabels, TargetKind::kLogits, TargetKind::kColumns,
+                                                          TargetKind::kProbabilities),
+                                          testing::Values(0, kRank)),
+                         head_name);
 
 TEST_P(CudaHeadOf, EveryBudgetIsKeptAndChangesNoRowsOutputs) {
-  Head whole({.target = GetParam()});
+  Head whole(shape());
   const std::int64_t all = whole.run().workspace_bytes;
   const Numbers expected = whole.get();
   EXPECT_TRUE(std::isfinite(expected.logp[0]) && expected.logp[0] < 0);
   EXPECT_TRUE(std::isfinite(expected.loss[0]) && expected.loss[0] != 0);
-  Head head({.target = GetParam()});
+  Head head(shape());
   head.hints.cuda.row_block = 0;
   const std::int64_t least = least_budget(head);
   EXPECT_LT(least, all);
@@ -283,10 +304,10 @@ TEST_P(CudaHeadOf, EveryBudgetIsKeptAndChangesNoRowsOutputs) {
 // Whatever of the logits waits for the backward, and whatever of both sides is made again; in words, of labels, or in float32.
 TEST_P(CudaHeadOf, WhatIsKeptChangesNoBits) {
   for (const auto& [softcap, label_smoothing] : {std::pair{0.0, 0.0f}, {5.0, 0.0f}, {0.0, 0.25f}}) {
-    const Head::Shape shape = {.target = GetParam(), .softcap = softcap, .label_smoothing = label_smoothing};
-    const Numbers expected = Head(shape).run_and_get();
+    const Head::Shape with = shape({.softcap = softcap, .label_smoothing = label_smoothing});
+    const Numbers expected = Head(with).run_and_get();
     for (const std::int64_t bytes : {std::int64_t{0}, kBlockOfWords, 2 * kBlockOfWords, kRowsOfTarget, 2 * kRowsOfTarget}) {
-      Head head(shape);
+      Head head(with);
       keep(head, bytes);
       EXPECT_TRUE(head.run_and_get() == expected) << bytes << ", softcap " << softcap << ", smoothing " << label_smoothing;
     }
@@ -362,8 +383,8 @@ TEST(CudaHead, APlanOfAModelsShapeFitsCacheAndBudget) {
 
 TEST_P(CudaHeadOf, ARowsBitsDoNotDependOnHowManyThereAre) {
   for (const double softcap : {0, 5}) {
-    const Numbers few = Head({.rows = 5, .target = GetParam(), .softcap = softcap}).run_and_get();
-    const Numbers many = Head({.rows = 70, .target = GetParam(), .softcap = softcap}).run_and_get();
+    const Numbers few = Head(shape({.rows = 5, .softcap = softcap})).run_and_get();
+    const Numbers many = Head(shape({.rows = 70, .softcap = softcap})).run_and_get();
     for (std::size_t i = 0; i < 5; ++i) {
       EXPECT_EQ(few.logp[i], many.logp[i]) << i;
       EXPECT_EQ(few.loss[i], many.loss[i]) << i;
@@ -374,33 +395,33 @@ TEST_P(CudaHeadOf, ARowsBitsDoNotDependOnHowManyThereAre) {
 
 // dhidden is a sum over chunks.
 TEST_P(CudaHeadOf, AChunksWidthChangesNoBitsOfTheHeadsGradient) {
-  Numbers expected = Head({.target = GetParam()}).run_and_get();
+  Numbers expected = Head(shape()).run_and_get();
   for (const std::int64_t width : {128, 64}) {
-    Head head({.target = GetParam()});
+    Head head(shape());
     head.hints.cuda.chunk_columns = width;
     const Numbers got = head.run_and_get();
     EXPECT_NE(got.dhidden, expected.dhidden) << width;
     expected.dhidden = got.dhidden;
+    expected.dhidden_r = got.dhidden_r;
     EXPECT_TRUE(got == expected) << width;
   }
 }
 
 TEST_P(CudaHeadOf, BitsDependNeitherOnAlignmentNorOnTheOrderOfBlocksNorOnTheDevice) {
-  const Numbers expected = Head({.target = GetParam()}).run_and_get();
-  for (Head::Shape shape :
+  const Numbers expected = Head(shape()).run_and_get();
+  for (const Head::Shape& of :
        {Head::Shape{.offset = 1}, {.offset = 8}, {.gap = 3}, {.gap = 8}, {.device = 1}, {.dhead_offset = 3}}) {
-    shape.target = GetParam();
-    cudaSetDevice(shape.device);
-    cuda_on_host::set_seed(static_cast<std::uint64_t>(7 + shape.offset + shape.gap));
-    EXPECT_TRUE(Head(shape).run_and_get() == expected)
-        << shape.offset << " " << shape.gap << " " << shape.device << " " << shape.dhead_offset;
+    cudaSetDevice(of.device);
+    cuda_on_host::set_seed(static_cast<std::uint64_t>(7 + of.offset + of.gap));
+    EXPECT_TRUE(Head(shape(of)).run_and_get() == expected)
+        << of.offset << " " << of.gap << " " << of.device << " " << of.dhead_offset;
   }
   cudaSetDevice(0);
 }
 
 // In products of all rows and columns.
-double products(const std::function<void(Head&)>& change, tileloss_pass pass = kBoth, TargetKind target = TargetKind::kLabels) {
-  Head head({.target = target});
+double products(const std::function<void(Head&)>& change, tileloss_pass pass = kBoth, const Head::Shape& shape = {}) {
+  Head head(shape);
   change(head);
   auto plan = init<tileloss_plan>();
   EXPECT_TRUE(succeeds(head.make_plan(&plan, pass)));
@@ -418,6 +439,23 @@ TEST(CudaHead, ProductsAreAsManyAsThePlanSays) {
   EXPECT_EQ(products([](Head& h) { h.args.dhidden = h.args.dhead = {}, h.args.dbias = {}; }, TILELOSS_FORWARD), 1);
   // One of the three blocks.
   EXPECT_DOUBLE_EQ(products([](Head& h) { keep(h, kBlockOfWords); }), 4 - 256.0 / kVocab);
+}
+
+// A frozen head's product with hidden is made for the logits alone, or for dhidden too.
+TEST(CudaHead, ProductsOfALowRankPartAreItsOwn) {
+  constexpr double kPart = double{kRank} / kWidth;
+  const Head::Shape low_rank = {.rank = kRank};
+  const auto of = [&](const auto& change, tileloss_pass pass = kBoth) {
+    return products([&](Head& h) { h.hints.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE, h.args.dbias = {}, change(h.args); },
+                    pass, low_rank);
+  };
+  EXPECT_DOUBLE_EQ(of([](tileloss_args&) {}), 4 + 4 * kPart);
+  EXPECT_DOUBLE_EQ(of([](tileloss_args& a) { a.dhead = {}; }), 3 + 4 * kPart);
+  EXPECT_DOUBLE_EQ(of([](tileloss_args& a) { a.dhidden = a.dhead = {}; }), 2 + 4 * kPart);
+  EXPECT_DOUBLE_EQ(of([](tileloss_args& a) { a.dhidden = a.dhead = a.dhidden_r = {}; }), 2 + 3 * kPart);
+  EXPECT_DOUBLE_EQ(of([](tileloss_args& a) { a.dhidden_r = a.dhead_r = {}; }), 4 + 2 * kPart);
+  EXPECT_DOUBLE_EQ(of([](tileloss_args& a) { a.dhidden = a.dhead = a.dhidden_r = a.dhead_r = {}; }, TILELOSS_FORWARD), 1 + kPart);
+  EXPECT_DOUBLE_EQ(products([](Head&) {}, kBoth, low_rank), 3 + 3 * kPart);
 }
 
 // As head_model.py counts them. Of the call: a fill, its beginning, the row stage, the losses. Of the head: a copy of hidden, the
@@ -445,12 +483,14 @@ TEST(CudaHead, ProductsOfATargetAreAsManyAsThePlanSays) {
     const double of_logits = target == TargetKind::kLogits ? 1 + kTeachers : 1;
     const std::int64_t sides = target == TargetKind::kLogits ? 2 : 1;
     const auto recompute = [](Head& h) { h.hints.cuda.schedule = TILELOSS_SCHEDULE_RECOMPUTE; };
-    EXPECT_DOUBLE_EQ(products([](Head&) {}, kBoth, target), of_logits + 2);
-    EXPECT_DOUBLE_EQ(products(recompute, kBoth, target), 2 * of_logits + 2);
-    EXPECT_DOUBLE_EQ(products([](Head& h) { h.args.dhidden = h.args.dhead = {}, h.args.dbias = {}; }, TILELOSS_FORWARD, target),
-                     of_logits);
+    EXPECT_DOUBLE_EQ(products([](Head&) {}, kBoth, {.target = target}), of_logits + 2);
+    EXPECT_DOUBLE_EQ(products(recompute, kBoth, {.target = target}), 2 * of_logits + 2);
+    EXPECT_DOUBLE_EQ(
+        products([](Head& h) { h.args.dhidden = h.args.dhead = {}, h.args.dbias = {}; }, TILELOSS_FORWARD, {.target = target}),
+        of_logits);
     // 16 of the 37 rows, whose stride is 704.
-    EXPECT_DOUBLE_EQ(products([&](Head& h) { keep(h, sides * 16 * 704 * 4); }, kBoth, target), (2 - 16.0 / 37) * of_logits + 2);
+    EXPECT_DOUBLE_EQ(products([&](Head& h) { keep(h, sides * 16 * 704 * 4); }, kBoth, {.target = target}),
+                     (2 - 16.0 / 37) * of_logits + 2);
   }
 }
 
@@ -468,18 +508,18 @@ TEST(CudaHead, AlgorithmsAreFoundOnceForAnyNumberOfRows) {
 
 // What is found for many rows may not be for the call's.
 TEST_P(CudaHeadOf, AnAlgorithmThatIsNotForACallsRowsIsReplaced) {
-  const Head::Shape shape = {.rows = 21, .target = GetParam()};  // the last 5 are a block
-  const Numbers expected = Head(shape).run_and_get();
+  const Head::Shape of = shape({.rows = 21});  // the last 5 are a block
+  const Numbers expected = Head(of).run_and_get();
   const std::int64_t before = cuda_on_host::products().searches;
   cuda_on_host::products().fewest_rows = 16;
-  EXPECT_TRUE(Head(shape).run_and_get() == expected);
+  EXPECT_TRUE(Head(of).run_and_get() == expected);
   cuda_on_host::products().fewest_rows = 0;
   EXPECT_GT(cuda_on_host::products().searches, before);
 }
 
 // The first call with such a head, too: the plan and what is made once are apart from the capture.
 TEST_P(CudaHeadOf, CallCanBeCaptured) {
-  Head head({.target = GetParam()});
+  Head head(shape());
   head.hints.cuda.vocab_block = 192;  // as no other test has it
   const DeviceArray<std::uint8_t> workspace(std::size_t{8} << 20);
   cudaStream_t stream = nullptr;
@@ -521,14 +561,14 @@ TEST(CudaHead, AMissingCublasLtIsSaid) {
 }
 
 TEST_P(CudaHeadOf, AnIgnoredRowsGradientIs0WhateverTheHeadHolds) {
-  const Numbers got = Head({.has_nan = true, .target = GetParam()}).run_and_get();
+  const Numbers got = Head(shape({.has_nan = true})).run_and_get();
   EXPECT_TRUE(std::isnan(got.dhidden[0]));
   for (std::size_t h = 0; h < kWidth; ++h) EXPECT_EQ(got.dhidden[kWidth + h], 0) << h;
 }
 
 // Its row alone is NaN where the others' gradients do not hold it.
 TEST_P(CudaHeadOf, ABadLabelGivesNanAndIsReported) {
-  Head head({.target = GetParam()});
+  Head head(shape());
   head.set_ignore_index(-1);  // so that -100 is no class
   head.run();
   const Numbers got = head.get();

@@ -190,13 +190,11 @@ def check_adapters(place: str, module: Any) -> None:
         second = module.lora_B[name]
         is_plain = name not in module.lora_variant and is_linear(second) and second.bias is None
         if not is_plain:
-            what = f"a variant (DoRA, for instance), or a bias, in adapter {name!r}"
+            what = f"adapter {name!r}, of a variant (DoRA, for instance) or with a bias"
         elif has_hooks(second):
             what = f"hooks of lora_B[{name!r}]"
         elif rank > MOST_RANKS:
             what = f"ranks that add up to {rank}, of {MOST_RANKS} at most"
-        elif second.weight.device.type != "cpu":
-            what = f"adapter {name!r} on {second.weight.device.type}, of the CPU alone"
         else:
             continue
         raise ValueError(

@@ -111,7 +111,7 @@ def linear_cross_entropy(
         bias: [V] float32, bfloat16 or float16.
         low_rank: two arrays of float types, x [..., R] and B, [R, V] or [V, R] as the head lies, R up to 512: x @ B is added to
             the logits, in one sum with hidden's, and nothing of the head's size is copied. LoRA on the head:
-            ``low_rank=(scaling * (hidden @ A), B)``. Both are differentiated. Not by "cuda" and "pallas_tpu".
+            ``low_rank=(scaling * (hidden @ A), B)``. Both are differentiated. Not by "pallas_tpu".
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         compute_dtype: what the products see, bfloat16 or float32: hidden, head, low_rank's two and the logits' gradient are
             rounded to it once; sums are float32 either way. Default: bfloat16 if hidden and head are that, else float32.

@@ -204,8 +204,8 @@ def linear_cross_entropy(
         target: labels, [...] int64, int32 or uint8; rows with ``ignore_index`` cost nothing. Or class probabilities, [..., V].
         linear_bias: [V].
         low_rank: two tensors of float types, x [..., R] and B [V, R], R up to 512: x @ B.T is added to the logits, in one sum
-            with input's, and nothing of [V, H] is copied. LoRA on the head: ``low_rank=(scaling * (input @ A.T), B)``. Both
-            get their gradients. On the CPU alone.
+            with input's, and no copy of [V, H] is made. LoRA on the head: ``low_rank=(scaling * (input @ A.T), B)``. Both
+            get their gradients.
         weight: [V] or [valid_vocab] class weights, as `cross_entropy`'s.
         ignore_index: None: -100.
         compute_dtype: what the products see, torch.bfloat16 or torch.float32; sums are float32 either way. Default: autocast's

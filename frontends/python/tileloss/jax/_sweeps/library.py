@@ -82,11 +82,8 @@ def refusal(operand: Operand, spec: Spec, *others: str) -> str:
 
 def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
     has_both = spec.has_slots and spec.has_allowed
-    return refusal(operand, spec, CUDA_FILE) or (
-        "has no low_rank" if spec.has_low_rank
-        else "takes no allowed beside several labels a row" if has_both
-        else ""
-    )  # fmt: skip
+    words = "takes no allowed beside several labels a row" if has_both else ""
+    return refusal(operand, spec, CUDA_FILE) or words
 
 
 def forward(
