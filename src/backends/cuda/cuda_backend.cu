@@ -157,10 +157,11 @@ Status CudaBackend::plan(const Problem& p, const tileloss_plan_options& hints, c
   }
   std::memcpy(plan->other, &own, sizeof own);
   const auto add = [&](const char* name, std::int64_t bytes) {
+    plan->workspace_bytes += bytes;
+    if (plan->buffer_count == TILELOSS_MAX_PLAN_BUFFERS) return;
     tileloss_plan_buffer& buffer = plan->buffers[plan->buffer_count++];
     std::strncpy(buffer.name, name, sizeof buffer.name - 1);
     buffer.bytes = bytes;
-    plan->workspace_bytes += bytes;
   };
   add("rows", rows_bytes(p));
   Pieces pieces;
