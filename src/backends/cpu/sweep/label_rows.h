@@ -42,6 +42,10 @@ class LabelRows : public RowWorker {
  private:
   SeveralLabels find_labels(std::int64_t i) const {
     const std::byte* const x = logits(i);
+    for (std::int64_t k = 0; k < job_.labels_per_row; ++k) {
+      const std::int64_t j = visitor_.label_column(i, k);
+      if (j >= 0) __builtin_prefetch(x + j * kElementBytes[job_.storage]);  // each is a miss: all of them at once
+    }
     return SeveralLabels::find(
         job_.labels_per_row, scratch_.label_z, [&](std::int64_t k) { return visitor_.label_column(i, k); },
         [&](std::int64_t j) { return job_.transform.value(load_element(job_.storage, x, j)); });
