@@ -31,9 +31,10 @@ struct LabelColumns {
     if (label < 0 || label >= classes) return may_be_elsewhere ? kLabelElsewhere : kBadLabel;
     return column >= 0 && column < columns ? column : kLabelElsewhere;
   }
-  // Of rows with several labels, of which the sweep is to choose one: a slot's column, kLabelElsewhere of an empty one.
+  // Of rows with several labels, of which the sweep is to choose one: a slot's column, kLabelElsewhere where there is none here.
   TILELOSS_HOST_DEVICE std::int64_t at(std::int64_t i, std::int64_t k) const {
-    return labels.has_label_at(i, k) ? labels.at(i, k) : kLabelElsewhere;
+    const std::int64_t column = labels.has_label_at(i, k) ? labels.at(i, k) - first : kLabelElsewhere;
+    return column >= 0 && column < columns ? column : kLabelElsewhere;
   }
   // The first slot whose label is no class; -1: there is none.
   TILELOSS_HOST_DEVICE std::int64_t bad_slot(std::int64_t i) const {

@@ -57,14 +57,18 @@ class Rows final : public RowVisitor {
 
   std::optional<TargetStats> known(std::int64_t i) const override {
     if (is_forward_) return std::nullopt;
-    return has_pair_ ? pair_.stats(i, !gives_sums_) : TargetStats(RowStates{states_, p_.row_state}.stats(i));
+    if (has_pair_) return pair_.stats(i, !gives_sums_);
+    TargetStats stats(RowStates{states_, p_.row_state}.stats(i));
+    stats.labels = load_labels(p_.row_state, i, context_.labels);
+    return stats;
   }
 
-  void swept(std::int64_t i, const RowState& swept, const RowClasses& classes) override {
+  void swept(std::int64_t i, const RowState& swept, const RowClasses& classes, const SeveralLabels& labels) override {
     RowState state = swept;
     if (state.argmax >= 0) state.argmax += p_.logit.vocab_start;
     save_row(p_.row_state, i, state);
     save_classes(p_.row_state, i, classes.count < 0 ? all_ : classes);
+    save_labels(p_.row_state, i, labels);
     if (states_ != nullptr) states_[i] = state;
   }
 
