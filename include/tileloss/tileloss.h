@@ -138,7 +138,7 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 //   allowed_count   how many of the columns seen are allowed
 //   allowed_weight  the sum of their c_j; with class weights only
 // For calls with args.labels_per_row = K, whose label_logit is the largest of a row's labels and whose `sum` leaves out that one
-// alone. A shard's state, and that of from_row_state, has to have them; whoever is given a state that has them reads them there:
+// alone. A shard's state, and that of from_row_state, has to have them; what starts from a state that has them takes them there:
 //   label_logits    [rows, K]: z at each label; -inf of an empty slot, and of a label that the columns seen do not hold
 typedef struct tileloss_row_state {
   size_t struct_size;
