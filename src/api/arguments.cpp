@@ -201,8 +201,6 @@ Status check_labels_per_row(const Problem& p) {
   if (!p.has_several_labels()) return {};
   if (!p.loss->info.takes_several_labels) return expected(name, "0 or 1, as " + p.loss->name + " takes one label a row", given);
   if (present(a.correct)) return expected("correct", "none with several labels a row", "a vector");
-  if (present(a.allowed) && p.device_type != TILELOSS_CPU)
-    return expected("allowed", std::string("none with several labels a row on ") + device_name(p.device_type), "a matrix");
   if (p.rows > std::numeric_limits<std::int64_t>::max() / (8 * kMostLabels))
     return expected(name, "less than 2^63 bytes of labels", given);
   return {};
