@@ -137,6 +137,9 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 // and by from_row_state after such forwards, has to have them; where they are there, they stand for V and for smoothing_weight:
 //   allowed_count   how many of the columns seen are allowed
 //   allowed_weight  the sum of their c_j; with class weights only
+// For calls with args.labels_per_row = K, whose label_logit is the largest of a row's labels and whose `sum` leaves out that one
+// alone. A shard's state, and that of from_row_state, has to have them; what starts from a state that has them takes them there:
+//   label_logits    [rows, K]: z at each label; -inf of an empty slot, and of a label that the columns seen do not hold
 typedef struct tileloss_row_state {
   size_t struct_size;
   int64_t rows;
@@ -154,6 +157,8 @@ typedef struct tileloss_row_state {
   int32_t device_index;
   float* allowed_count;
   float* allowed_weight;
+  float* label_logits;
+  int64_t labels_per_row;  // K of label_logits
 } tileloss_row_state;
 
 // What goes with row_state where a shard of the vocabulary is compared with a teacher's logits or class probabilities. The states
@@ -182,9 +187,10 @@ TILELOSS_API tileloss_status tileloss_options_preset(const char* function, const
 static inline void tileloss_row_state_init(tileloss_row_state* state) { tileloss_struct_init(state, sizeof *state); }
 static inline void tileloss_pair_state_init(tileloss_pair_state* state) { tileloss_struct_init(state, sizeof *state); }
 // On a device these two run on its default stream, which the caller orders with its own.
-// Fills every array present with the identity: max = label_logit = -inf, sums 0, argmax -1; smoothing_weight = 0.
+// Fills every array present with the identity: max, label_logit and label_logits -inf, sums 0, argmax -1; smoothing_weight = 0.
 TILELOSS_API tileloss_status tileloss_row_state_set_identity(tileloss_row_state* state);
-// into = into + from, row by row, for every array present in both. max, sum and label_logit are required. NaN survives.
+// into = into + from, row by row, for every array present in both. max, sum and label_logit are required; allowed_count,
+// allowed_weight and label_logits are in both or in neither. NaN survives.
 TILELOSS_API tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tileloss_row_state* from);
 
 // --------------------------------------------------------------------------------------------------------------- options
@@ -965,7 +971,8 @@ enum {
   TILELOSS_STATE_SMOOTHING_SUM = 32,
   TILELOSS_STATE_ARGMAX = 64,
   TILELOSS_STATE_ALLOWED_COUNT = 128,
-  TILELOSS_STATE_ALLOWED_WEIGHT = 256
+  TILELOSS_STATE_ALLOWED_WEIGHT = 256,
+  TILELOSS_STATE_LABEL_LOGITS = 512
 };
 
 // One option of a function: what a front end needs to accept it by name.

@@ -195,17 +195,13 @@ Status check_allowed(const Problem& p) {
 }
 
 Status check_labels_per_row(const Problem& p) {
-  constexpr std::int64_t kMost = 1024;
   const tileloss_args& a = p.args;
   const std::string name = "labels_per_row", given = to_string(a.labels_per_row);
-  if (a.labels_per_row < 0 || a.labels_per_row > kMost) return expected(name, "0 to " + to_string(kMost), given);
+  if (a.labels_per_row < 0 || a.labels_per_row > kMostLabels) return expected(name, "0 to " + to_string(kMostLabels), given);
   if (!p.has_several_labels()) return {};
   if (!p.loss->info.takes_several_labels) return expected(name, "0 or 1, as " + p.loss->name + " takes one label a row", given);
-  if (p.pass == TILELOSS_FROM_ROW_STATE || p.is_shard) return expected(name, "0 or 1 with a shard of the vocabulary", given);
   if (present(a.correct)) return expected("correct", "none with several labels a row", "a vector");
-  if (present(a.allowed) && p.device_type != TILELOSS_CPU)
-    return expected("allowed", std::string("none with several labels a row on ") + device_name(p.device_type), "a matrix");
-  if (p.rows > std::numeric_limits<std::int64_t>::max() / (8 * kMost))
+  if (p.rows > std::numeric_limits<std::int64_t>::max() / (8 * kMostLabels))
     return expected(name, "less than 2^63 bytes of labels", given);
   return {};
 }

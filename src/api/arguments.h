@@ -43,6 +43,7 @@ Status resolve_teacher_columns(const Problem& problem);
 // The words of the allowed tokens. Needs the problem's rows and columns.
 Status check_allowed(const Problem& problem);
 // Whether the function takes that many labels a row. Needs the problem's columns and classes.
+inline constexpr std::int64_t kMostLabels = 1024;  // of a row
 Status check_labels_per_row(const Problem& problem);
 // Whether the groups' strides keep the rows apart. Needs the problem's rows.
 Status check_row_groups(const Problem& p);

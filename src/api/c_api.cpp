@@ -315,6 +315,9 @@ tileloss_status tileloss_row_state_merge(tileloss_row_state* into, const tilelos
     };
     if (Status s = check_alike("from.allowed_count", sum.allowed_count, more.allowed_count); !s.ok()) return s;
     if (Status s = check_alike("from.allowed_weight", sum.allowed_weight, more.allowed_weight); !s.ok()) return s;
+    if (Status s = check_alike("from.label_logits", sum.label_logits, more.label_logits); !s.ok()) return s;
+    if (sum.label_logits != nullptr && sum.labels_per_row != more.labels_per_row)
+      return expected("from.labels_per_row", std::to_string(sum.labels_per_row), std::to_string(more.labels_per_row));
     if (Status s = find_backend(sum.device_type)->merge(&sum, more); !s.ok()) return s;
     sum.smoothing_weight += more.smoothing_weight;
     fill_struct(sum, into);

@@ -88,8 +88,9 @@ std::vector<Region> regions(const Problem& p) {
   }
   for (const StateArray& array : state_arrays()) {
     const tileloss_row_state& s = p.row_state;
-    const auto values = array.member != nullptr ? tileloss_make_vector(s.*array.member, TILELOSS_FLOAT32, p.rows)
-                                                : tileloss_make_vector(s.argmax, TILELOSS_INT64, p.rows);
+    const auto values = array.member != nullptr
+                            ? tileloss_make_vector(s.*array.member, TILELOSS_FLOAT32, p.rows * array.per_row(s))
+                            : tileloss_make_vector(s.argmax, TILELOSS_INT64, p.rows);
     if (p.has_row_state && values.data != nullptr) add(region(array.name, values, p.needs_forward));
   }
   return all;

@@ -44,12 +44,24 @@ const char* output_that_needs(const tileloss_args& a, std::uint32_t array, std::
   return nullptr;
 }
 
+// What a row state has of several labels a row.
+Status check_label_logits(const Problem& p, const std::string& name, const tileloss_row_state& s) {
+  const bool is_part = p.is_shard || p.pass == TILELOSS_FROM_ROW_STATE;
+  if (s.label_logits == nullptr && p.has_several_labels() && is_part && p.rows > 0)
+    return expected(name + ".label_logits", "an array, for several labels a row of a shard", "null");
+  if (s.label_logits == nullptr) return {};
+  if (!p.has_several_labels()) return expected(name + ".label_logits", "null with one label a row", "an array");
+  if (s.labels_per_row == p.args.labels_per_row) return {};
+  return expected(name + ".labels_per_row", to_string(p.args.labels_per_row), to_string(s.labels_per_row));
+}
+
 // A row state's rows and device, and that it holds `arrays`, TILELOSS_STATE_*, for outputs of `groups`, 0: all.
 Status check_state(const Problem& p, const std::string& name, const tileloss_row_state& s, std::uint32_t arrays,
                    std::uint32_t groups = 0) {
   constexpr std::size_t kPrefix = std::string_view("row_state.").size();
   if (s.rows != p.rows) return expected(name + ".rows", to_string(p.rows), to_string(s.rows));
   if (Status device = check_device(p, name, device_of(s)); !device.ok()) return device;
+  if (Status labels = check_label_logits(p, name, s); !labels.ok()) return labels;
   const std::uint32_t missing = p.rows == 0 ? 0 : arrays & ~present_arrays(s);
   if ((missing & kMaxSumLabelLogit) != 0) {
     return expected(name,
@@ -114,7 +126,7 @@ Status resolve_from_row_state(Problem& p) {
       !s.ok()) {
     return s;
   }
-  p.rows = has_labels ? a.labels.size : p.row_state.rows;
+  p.rows = has_labels ? a.labels.size / std::max<std::int64_t>(a.labels_per_row, 1) : p.row_state.rows;
   return p.rows < 0 ? expected(has_labels ? "labels.size" : "row_state.rows", ">= 0", to_string(p.rows)) : Status{};
 }
 
@@ -341,6 +353,10 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
   if (whole->rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(whole->rows));
   if (whole->rows > 0 && (kMaxSumLabelLogit & ~present_arrays(*whole)) != 0)
     return expected(name, "the arrays max, sum and label_logit", "a null one");
+  if (whole->label_logits != nullptr && (whole->labels_per_row < 1 || whole->labels_per_row > kMostLabels)) {
+    return expected(std::string(name) + ".labels_per_row", "1 to " + to_string(kMostLabels) + " with label_logits",
+                    to_string(whole->labels_per_row));
+  }
   if (find_backend(whole->device_type) == nullptr)
     return expected(std::string(name) + ".device_type", "one of " + all_devices(), to_string(whole->device_type));
   return find_device(std::string(name) + ".", device_of(*whole));
@@ -356,6 +372,7 @@ std::uint64_t fingerprint(const Problem& p) {
   h.add(p.rows);
   h.add(p.sums);
   h.add(p.has_classes());
+  h.add(p.row_state.label_logits != nullptr);
   h.add(p.needs_forward);
   h.add(p.has_pair_state);
   // What numbers that may change decide if they leave 0: the plan is cut by it.

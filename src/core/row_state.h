@@ -28,7 +28,7 @@ inline constexpr std::int64_t kLabelElsewhere = -1;  // another shard of the voc
 
 struct RowState {
   float max = -kInfinity;
-  float sum = 0;  // over j != label of exp(z_j - max)
+  float sum = 0;  // over j != label of exp(z_j - max); of several labels the likeliest alone is left out
   float label_logit = -kInfinity;
   float entropy_sum = 0;
   float collision_sum = 0;
@@ -79,6 +79,11 @@ TILELOSS_HOST_DEVICE inline RowState merge(const RowState& a, double weight_a, c
   r.max = max;
   r.sum = has_nan ? max : x.sum + y.sum;
   r.label_logit = a.label_logit == -kInfinity ? b.label_logit : a.label_logit;
+  if (a.label_logit > -kInfinity && b.label_logit > -kInfinity) {  // of several labels: the less likely one is as other columns
+    const bool is_a = a.label_logit > b.label_logit;
+    r.label_logit = is_a ? a.label_logit : b.label_logit;
+    r.sum = static_cast<float>(r.sum + rescale_factor(is_a ? b.label_logit : a.label_logit, max));
+  }
   r.entropy_sum = x.entropy_sum + y.entropy_sum;
   r.collision_sum = x.collision_sum + y.collision_sum;
   r.smoothing_sum = x.smoothing_sum + y.smoothing_sum;

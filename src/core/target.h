@@ -44,9 +44,12 @@ struct SeveralLabels {
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t j = column(k);
       z[k] = j < 0 ? -kInfinity : logit(j);
-      if (j >= 0 && (labels.likeliest < 0 || z[k] > z[labels.likeliest])) labels.likeliest = k;
+      if (j >= 0) labels.consider(k);
     }
     return labels;
+  }
+  TILELOSS_HOST_DEVICE void consider(std::int64_t k) {
+    if (likeliest < 0 || z[k] > z[likeliest]) likeliest = k;
   }
   TILELOSS_HOST_DEVICE double logp(std::int64_t k, const RowStats& row) const {
     return likeliest >= 0 && z[k] == z[likeliest] ? row.logp : z[k] - row.max - row.log_sum;

@@ -6,6 +6,7 @@
 
 #include "core/row_state.h"
 #include "core/target.h"
+#include "losses/inputs.h"
 
 namespace tileloss::impl {
 
@@ -45,15 +46,36 @@ TILELOSS_HOST_DEVICE inline RowClasses load_classes(const tileloss_row_state& s,
   if (s.allowed_count == nullptr) return {};
   return {s.allowed_count[i], smoothing_weight(s, i)};
 }
+// Of several labels a row. `labels` without z: none of them is in the row's set.
+TILELOSS_HOST_DEVICE inline void save_labels(const tileloss_row_state& s, std::int64_t i, const SeveralLabels& labels) {
+  for (std::int64_t k = 0; s.label_logits != nullptr && k < s.labels_per_row; ++k)
+    s.label_logits[i * s.labels_per_row + k] = labels.z == nullptr ? -kInfinity : labels.z[k];
+}
+// Those of all shards. One that is on another shard may be outside the row's set there: its z is -inf then.
+TILELOSS_HOST_DEVICE inline SeveralLabels load_labels(const tileloss_row_state& s, std::int64_t i, const Labels& given) {
+  if (s.label_logits == nullptr) return {};
+  SeveralLabels labels{s.label_logits + i * s.labels_per_row, -1};
+  for (std::int64_t k = 0; k < s.labels_per_row; ++k) {
+    if (given.has_label_at(i, k)) labels.consider(k);
+  }
+  return labels;
+}
 TILELOSS_HOST_DEVICE inline void empty_row(const tileloss_row_state& s, std::int64_t i) {
   save_row(s, i, RowState());
   save_classes(s, i, {0, 0});
+  save_labels(s, i, {});
 }
-// A row of into = into + from, which both have counts or neither. Other arrays that `from` lacks are left alone.
+// A row of into = into + from, which both have counts and labels' logits or neither. Other arrays that `from` lacks are left
+// alone.
 TILELOSS_HOST_DEVICE inline void merge_row(tileloss_row_state into, const tileloss_row_state& from, std::int64_t i) {
   const RowState both = merge(load_row(into, i), smoothing_weight(into, i), load_row(from, i), smoothing_weight(from, i));
   if (into.allowed_count != nullptr) into.allowed_count[i] += from.allowed_count[i];
   if (into.allowed_weight != nullptr) into.allowed_weight[i] += from.allowed_weight[i];
+  for (std::int64_t k = 0; into.label_logits != nullptr && k < into.labels_per_row; ++k) {
+    float& z = into.label_logits[i * into.labels_per_row + k];
+    const float other = from.label_logits[i * into.labels_per_row + k];
+    if (z < other || std::isnan(other)) z = other;
+  }
   if (from.entropy_sum == nullptr) into.entropy_sum = nullptr;
   if (from.collision_sum == nullptr) into.collision_sum = nullptr;
   if (from.smoothing_sum == nullptr) into.smoothing_sum = nullptr;

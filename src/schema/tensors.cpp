@@ -88,6 +88,7 @@ constexpr StateArray kStateArrays[] = {
     {"row_state.argmax", TILELOSS_STATE_ARGMAX, nullptr},
     {"row_state.allowed_count", TILELOSS_STATE_ALLOWED_COUNT, &tileloss_row_state::allowed_count},
     {"row_state.allowed_weight", TILELOSS_STATE_ALLOWED_WEIGHT, &tileloss_row_state::allowed_weight},
+    {"row_state.label_logits", TILELOSS_STATE_LABEL_LOGITS, &tileloss_row_state::label_logits},
 };
 
 const char* letters(Shape shape) {

@@ -97,6 +97,10 @@ struct StateArray {
   const char* name;  // "row_state.max", ...
   std::uint32_t bit;
   float* tileloss_row_state::*member;  // null: argmax
+
+  std::int64_t per_row(const tileloss_row_state& state) const {
+    return bit == TILELOSS_STATE_LABEL_LOGITS && state.label_logits != nullptr ? state.labels_per_row : 1;
+  }
 };
 std::span<const StateArray> state_arrays();
 // The bits of the arrays that are there.

@@ -97,17 +97,18 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
   if (args.row_state == nullptr) return;
   tileloss_row_state& state = *args.row_state;
   const bool is_input = pass == TILELOSS_BACKWARD || pass == TILELOSS_FROM_ROW_STATE;
-  const auto visit_array = [&]<class T>(const char* name, T*& array) {
-    if (array == nullptr) return;
-    TensorView view{name, array, sizeof(T), state.rows, 1, 1, false, is_input ? SlotUse::kInput : SlotUse::kOutput};
+  const auto visit_array = [&]<class T>(const impl::StateArray& array, T*& data) {
+    if (data == nullptr) return;
+    const int64_t count = state.rows * array.per_row(state);
+    TensorView view{array.name, data, sizeof(T), count, 1, 1, false, is_input ? SlotUse::kInput : SlotUse::kOutput};
     visit(view);
-    array = static_cast<T*>(view.data);
+    data = static_cast<T*>(view.data);
   };
   for (const impl::StateArray& array : impl::state_arrays()) {
     if (array.member != nullptr) {
-      visit_array(array.name, state.*array.member);
+      visit_array(array, state.*array.member);
     } else {
-      visit_array(array.name, state.argmax);
+      visit_array(array, state.argmax);
     }
   }
 }

@@ -168,7 +168,8 @@ inline testing::AssertionResult same_bits(const std::vector<unsigned char>& a, c
 // The arrays of a row state, all of them, and the struct that points at them. Not to be copied: the struct points into it.
 class RowStateArrays {
  public:
-  explicit RowStateArrays(std::int64_t rows)
+  // With labels_per_row > 1: label_logits too.
+  explicit RowStateArrays(std::int64_t rows, std::int64_t labels_per_row = 0)
       : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
     state_ = init<tileloss_row_state>();
     state_.rows = rows;
@@ -176,6 +177,10 @@ class RowStateArrays {
                               &state_.entropy_sum, &state_.collision_sum, &state_.smoothing_sum};
     for (std::size_t i = 0; i < std::size(arrays); ++i) *arrays[i] = floats_[i].data();
     state_.argmax = argmax_.data();
+    if (labels_per_row < 2) return;
+    floats_.emplace_back(static_cast<std::size_t>(rows * labels_per_row), -7.0F);
+    state_.label_logits = floats_.back().data();
+    state_.labels_per_row = labels_per_row;
   }
   RowStateArrays(const RowStateArrays&) = delete;
   RowStateArrays& operator=(const RowStateArrays&) = delete;

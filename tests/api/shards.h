@@ -61,14 +61,15 @@ inline tileloss_args without_outputs(tileloss_args args) {
 template <class Options>
 void merge_states(const char* function, const tileloss_args& all, const Options& options, const std::vector<Shard>& shards,
                   RowStateArrays& merged, std::int64_t vocab, const std::function<double(const Shard&)>& weight_of,
-                  tileloss_args (*cut)(tileloss_args, const Shard&) = columns_alone) {
+                  tileloss_args (*cut)(tileloss_args, const Shard&) = columns_alone,
+                  const tileloss_plan_options& hints = plan_options()) {
   ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
   for (const Shard& s : shards) {
-    RowStateArrays part(merged.get().rows);
+    RowStateArrays part(merged.get().rows, all.labels_per_row);
     tileloss_args args = cut(without_outputs(all), s);
     args.row_state = &part.get();
     const Options own = of_shard(options, s, vocab);
-    ASSERT_TRUE(runs(function, TILELOSS_FORWARD, args, &own, plan_options()));
+    ASSERT_TRUE(runs(function, TILELOSS_FORWARD, args, &own, hints));
     part.get().smoothing_weight = weight_of(s);
     ASSERT_TRUE(succeeds(tileloss_row_state_merge(&merged.get(), &part.get())));
   }
@@ -78,23 +79,24 @@ inline double weight_of_columns(const Shard& s) { return static_cast<double>(s.c
 // All passes of a function on logits.
 template <class Options>
 void run_sharded(const char* function, const tileloss_args& all, const Options& options, const std::vector<Shard>& shards,
-                 const std::function<double(const Shard&)>& weight_of = weight_of_columns) {
+                 const std::function<double(const Shard&)>& weight_of = weight_of_columns,
+                 const tileloss_plan_options& hints = plan_options()) {
   const std::int64_t vocab = all.logits.cols;
-  RowStateArrays merged(all.logits.rows);
-  ASSERT_NO_FATAL_FAILURE(merge_states(function, all, options, shards, merged, vocab, weight_of));
+  RowStateArrays merged(all.logits.rows, all.labels_per_row);
+  ASSERT_NO_FATAL_FAILURE(merge_states(function, all, options, shards, merged, vocab, weight_of, columns_alone, hints));
   tileloss_args args = all;
   args.logits = args.dlogits = {};
   args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
   args.row_state = &merged.get();
   const Options total = of_shard(options, {}, vocab);
-  ASSERT_TRUE(runs(function, TILELOSS_FROM_ROW_STATE, args, &total, plan_options()));
+  ASSERT_TRUE(runs(function, TILELOSS_FROM_ROW_STATE, args, &total, hints));
   for (const Shard& s : shards) {
     args = all;
     args.logits = columns_of(all.logits, s);
     args.dlogits = columns_of(all.dlogits, s);
     args.row_state = &merged.get();
     const Options own = of_shard(options, s, vocab);
-    ASSERT_TRUE(runs(function, TILELOSS_BACKWARD, args, &own, plan_options()));
+    ASSERT_TRUE(runs(function, TILELOSS_BACKWARD, args, &own, hints));
   }
 }
 

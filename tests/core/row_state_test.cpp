@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -125,10 +126,7 @@ TEST(RowStateMerge, TwoEmptyStatesMakeTheEmptyState) {
 
 TEST(RowStateMerge, OrderOfTheArgumentsDoesNotMatter) {
   for (const WeightedState& a : interesting_states()) {
-    for (const WeightedState& b : interesting_states()) {
-      if (a.state.label_logit != -kInfinity && b.state.label_logit != -kInfinity) continue;  // a label has one column
-      EXPECT_TRUE(same_bits(join(a, b).state, join(b, a).state));
-    }
+    for (const WeightedState& b : interesting_states()) EXPECT_TRUE(same_bits(join(a, b).state, join(b, a).state));
   }
 }
 
@@ -166,6 +164,20 @@ TEST(RowStateMerge, TheTargetMayComeFromEitherSide) {
   // Its own term stays out of the sum also when it is the maximum of all.
   const WeightedState top = state_of({9}, 5, 5);
   EXPECT_EQ(join(top, without).state.sum, static_cast<float>(std::exp(-5.0) * without.state.sum));
+}
+
+// The likeliest stays out of the sum, the others are in it as all columns are.
+TEST(RowStateMerge, OfSeveralLabelsOneIsLeftOut) {
+  const std::vector<float> z = {1, 3, 2, 0.5F, 2.5F, 3};
+  const auto parts = [&](std::int64_t first, std::int64_t second) {
+    return std::pair{state_of({z.begin(), z.begin() + 3}, 0, first), state_of({z.begin() + 3, z.end()}, 3, second)};
+  };
+  for (const auto& [first, second, likeliest] : {std::array{1, 3, 1}, {0, 4, 4}, {1, 5, 5}, {2, 99, 2}, {99, 4, 4}}) {
+    const auto [left, right] = parts(first, second);
+    const RowState whole = state_of(z, 0, likeliest).state;
+    EXPECT_TRUE(nearly(join(left, right).state, whole)) << first << " " << second;
+    EXPECT_TRUE(nearly(join(right, left).state, whole)) << first << " " << second;
+  }
 }
 
 TEST(RowStateMerge, NanInEitherArgumentSurvives) {

@@ -102,10 +102,12 @@ TEST(StrictCatches, OverrunsOfTheRowStateAndTheWorkspace) {
 // A call that has everything which the function takes in this pass, the whole row state included.
 class EveryTensor {
  public:
-  EveryTensor(const std::string& function, tileloss_pass pass) : pass_(pass), function_(function), case_(spec(function)) {
+  EveryTensor(const std::string& function, tileloss_pass pass, int64_t labels_per_row)
+      : pass_(pass), function_(function), case_(spec(function)), state_(5, labels_per_row) {
     tileloss_args& args = case_.args();
     args.row_state = &state_.get();
     if (function == "policy_loss") add_policy(args);
+    if (labels_per_row > 1) add_labels(args, labels_per_row);
     const tileloss_args forward = without_gradients(args);
     if (pass == TILELOSS_FORWARD) args = forward;
     if (pass == TILELOSS_FORWARD || pass == TILELOSS_VALUE_AND_GRAD) return;
@@ -154,6 +156,17 @@ class EveryTensor {
     args.metrics = tileloss_make_vector(metrics_.data(), TILELOSS_FLOAT32, TILELOSS_POLICY_METRICS);
   }
 
+  void add_labels(tileloss_args& args, int64_t per_row) {
+    const int64_t count = 5 * per_row;
+    for (int64_t n = 0; n < count; ++n) labels_.push_back(n * 13 % 100);
+    of_labels_.resize(static_cast<size_t>(2 * count));
+    args.labels = tileloss_make_vector(labels_.data(), TILELOSS_INT64, count);
+    args.labels_per_row = per_row;
+    args.logp = tileloss_make_vector(of_labels_.data(), TILELOSS_FLOAT32, count);
+    args.logp_grad = tileloss_make_vector(of_labels_.data() + count, TILELOSS_FLOAT32, count);
+    args.correct = {};
+  }
+
   static tileloss_args without_gradients(tileloss_args args) {
     args.dlogits = {};
     args.loss_grad = args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
@@ -163,15 +176,17 @@ class EveryTensor {
   tileloss_pass pass_;
   Function function_;
   test::LogitsCase case_;
-  test::RowStateArrays state_{5};
+  test::RowStateArrays state_;
+  std::vector<int64_t> labels_;
+  std::vector<float> of_labels_;
   std::vector<uint8_t> mask_{1, 1, 0, 1, 1};
   std::vector<float> logp_{-4, -5, -6, -5, -4}, advantages_{1, -1}, metrics_ = std::vector<float>(TILELOSS_POLICY_METRICS);
   std::vector<int32_t> offsets_{0, 3, 5};
 };
 
 // How many tensors there were, each of which was overrun by one element.
-int overrun_every_tensor(const std::string& function, tileloss_pass pass) {
-  EveryTensor everything(function, pass);
+int overrun_every_tensor(const std::string& function, tileloss_pass pass, int64_t labels_per_row = 1) {
+  EveryTensor everything(function, pass, labels_per_row);
   const StrictReport clean = everything.check(call);
   EXPECT_TRUE(clean.findings.empty()) << clean.text();
   int tensors = 0;
@@ -195,13 +210,16 @@ int overrun_every_tensor(const std::string& function, tileloss_pass pass) {
 }
 
 TEST(StrictCatches, AnOverrunOfEveryTensor) {
-  // The row state has 7 arrays.
+  // The row state has 7 arrays, of several labels 8; `correct` is of one.
   EXPECT_EQ(overrun_every_tensor("cross_entropy", TILELOSS_FORWARD), 11 + 7);
   EXPECT_EQ(overrun_every_tensor("cross_entropy", TILELOSS_BACKWARD), 13 + 7);
   EXPECT_EQ(overrun_every_tensor("cross_entropy", TILELOSS_VALUE_AND_GRAD), 13 + 7);
   EXPECT_EQ(overrun_every_tensor("cross_entropy", TILELOSS_FROM_ROW_STATE), 10 + 7);
   EXPECT_EQ(overrun_every_tensor("logprobs", TILELOSS_FORWARD), 9 + 7);
   EXPECT_EQ(overrun_every_tensor("logprobs", TILELOSS_BACKWARD), 14 + 7);
+  EXPECT_EQ(overrun_every_tensor("logprobs", TILELOSS_FORWARD, 3), 8 + 8);
+  EXPECT_EQ(overrun_every_tensor("logprobs", TILELOSS_FROM_ROW_STATE, 3), 7 + 8);
+  EXPECT_EQ(overrun_every_tensor("logprobs", TILELOSS_BACKWARD, 3), 13 + 8);
   EXPECT_EQ(overrun_every_tensor("policy_loss", TILELOSS_FORWARD), 17 + 7);
   EXPECT_EQ(overrun_every_tensor("policy_loss", TILELOSS_VALUE_AND_GRAD), 19 + 7);
 }

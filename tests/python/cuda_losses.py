@@ -103,6 +103,26 @@ def test_several_labels(name: str) -> None:
         hold(ours, theirs, ROUNDING[torch.float32])
 
 
+@pytest.mark.parametrize("name", ["logprobs", "linear_logprobs"])
+def test_several_labels_among_the_tokens_of_a_row(name: str) -> None:
+    """Some are not among them: their logp is -inf."""
+    p, is_in = torch_problems.of_sets()
+    labels = torch.stack([p.labels, p.labels.flip(1), p.labels.clamp(min=3)], -1)
+    p, words = dataclasses.replace(p, labels=labels), tl.allowed_from(is_in)
+
+    def found(q: Problem, allowed: Tensor) -> tuple[Tensor, ...]:
+        leaves = q.leaves(name)
+        options = {"linear_bias": leaves[2]} if "linear" in name else {}
+        rows = getattr(tl, name)(*leaves[:2], q.labels, allowed=allowed, **options)
+        logp = rows.logp.detach().nan_to_num(neginf=1)
+        return logp, *torch.autograd.grad(rows.logp.sum(), leaves)
+
+    exact = found(p, words)
+    assert (exact[0] == 1).any()
+    for ours, theirs in zip(found(on_device(p), to_device(words)), exact, strict=True):
+        hold(ours, theirs, ROUNDING[torch.float32])
+
+
 @pytest.mark.parametrize("name", [name for name in ALL_FUNCTIONS if name.startswith("linear")])
 def test_a_low_rank_part(name: str) -> None:
     """Of each type; a frozen head too."""

@@ -30,6 +30,7 @@ CASES = (
     "logprobs", "policy_loss, quantile", "distillation, mixed", "linear_cross_entropy, padded",
     "linear_cross_entropy, padded, two passes", "linear_logprobs", "linear_policy_loss, grpo",
     "linear_distillation, per row", "linear_cross_entropy, low rank", "linear_distillation, low rank",
+    "logprobs, 5 labels", "linear_logprobs, 64 labels",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from vocab_cut import Whole
 
 B, T, H = 2, 7, 5
 ROWS = ("logp", "lse", "entropy", "argmax", "correct", "log_sum_sq_probs", "mean_logit")
+OF_SEVERAL = ("logp", "lse", "entropy", "argmax", "mean_logit")
 Found = dict[str, Tensor]
 
 
@@ -25,6 +26,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     bias: bool = False
     low_rank: bool = False
+    per_row: int = 0  # labels [..., K], some of them twice, empty slots, and a row whose labels lie together; 0: [...]
     uneven: bool = False
     change: Callable[[Tensor], None] | None = None  # of the logits
 
@@ -40,7 +42,13 @@ class Case:
             leaves += [torch.randn(shape).to(self.dtype) for shape in ((B, T, 3), (v, 3))]
         if self.change is not None:
             self.change(leaves[0])
-        labels = torch.randint(0, self.options.get("valid_vocab", v), (B, T))
+        labels = torch.randint(0, self.options.get("valid_vocab", v), (B, T, self.per_row or 1))
+        if self.per_row > 1:
+            labels[0, 3:5, 1] = labels[0, 3:5, 0]
+            labels[1, ::2, 0] = labels[0, 6, 1:] = -100
+            labels[1, 3] = 20 + torch.arange(self.per_row) % 5
+        if not self.per_row:
+            labels = labels[..., 0]
         labels[0, 2] = -100
         return [x.requires_grad_() for x in leaves], labels
 
@@ -52,7 +60,7 @@ class Case:
         options = dict(self.options)
         if options.pop("sets", False):
             is_in = torch.rand(B, T, self.vocab) < 0.4
-            is_in.scatter_(-1, given.clamp(min=0)[..., None], True)
+            is_in.scatter_(-1, given.clamp(min=0).view(B, T, -1)[..., :3], True)
             options["allowed"] = tl.allowed_from(is_in)
         if self.bias:
             options["linear_bias"] = leaves[2]
@@ -222,6 +230,30 @@ CASES: dict[str, Case] = {
     "logprobs": Case("logprobs", {"outputs": ROWS, "valid_vocab": 43}),
     "logprobs, specials": Case("logprobs", {"outputs": ROWS}, change=put_specials),
     "logprobs, uneven": Case("logprobs", {"outputs": ROWS}, vocab=61, uneven=True),
+    **{
+        f"{f}, {k} labels": Case(f, {"outputs": OF_SEVERAL, "valid_vocab": 43}, per_row=k)
+        for f in ("logprobs", "linear_logprobs")
+        for k in (1, 5, 64)
+    },
+    "logprobs, 5 labels, specials": Case(
+        "logprobs", {"outputs": OF_SEVERAL}, per_row=5, change=put_specials
+    ),
+    "logprobs, 5 labels, sets": Case("logprobs", {"sets": True}, vocab=512, per_row=5),
+    "linear_logprobs, 5 labels, sets": Case(
+        "linear_logprobs", {"sets": True, "softcap": 9.0}, vocab=512, per_row=5
+    ),
+    "logprobs, 5 labels, uneven": Case(
+        "logprobs", {"temperature": 0.7, "softcap": 9.0}, vocab=61, per_row=5, uneven=True
+    ),
+    "linear_logprobs, 5 labels, bfloat16": Case(
+        "linear_logprobs",
+        {"temperature": 2.0, "temperature_on": "logprob"},
+        vocab=4096,
+        bias=True,
+        low_rank=True,
+        per_row=5,
+        dtype=torch.bfloat16,
+    ),
     **{f"policy_loss, {n}": Case("policy_loss", o) for n, o in POLICIES.items()},
     **{
         f"linear_cross_entropy, {n}{', two passes' * two}": Case(

@@ -146,6 +146,18 @@ def nothing_in_use() -> None:
         assert torch.equal(logits.grad, torch.zeros_like(logits))
 
 
+def no_labels_a_row() -> None:
+    hidden, head, x, labels = problem()
+    none = labels[:, None][:, :0]
+    for rows in (
+        td.logprobs(cut(x, -1), none, outputs=("logp", "lse")),
+        td.linear_logprobs(hidden, mine(head), none, outputs=("logp", "lse")),
+    ):
+        assert rows.logp is not None and rows.lse is not None
+        assert rows.logp.shape == (N, 0)
+        assert not rows.lse.any()
+
+
 def check_dtensors() -> None:
     """Shard(0) of a head whose rows do not divide by the ranks, Shard(-1) of logits, replicated hidden states and labels."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -217,6 +229,14 @@ def refusals() -> None:
     )
     bad = torch.full_like(labels, 64)
     raises(IndexError, "target", lambda: td.linear_logprobs(hidden, rows, bad))
+    pairs = torch.stack([labels, labels * 0 + 64], -1)
+    raises(
+        IndexError, r"target\[0,1\]: expected 0 <= label < 64", lambda: td.logprobs(shard, pairs)
+    )
+    raises(ValueError, "correct: expected none with several labels a row",
+           lambda: td.logprobs(shard, pairs % 64, outputs=("correct",)))  # fmt: skip
+    raises(ValueError, r"target: expected the leading shape of input, \[13\], got \[13, 2\]",
+           lambda: td.cross_entropy(shard, pairs))  # fmt: skip
     raises(
         TypeError, "unexpected keyword argument", lambda: td.cross_entropy(shard, labels, speed=9)
     )
@@ -249,6 +269,10 @@ def one_rank_is_different() -> None:
     alike = "expected the same on every rank of the group, got"
     raises(ValueError, rf"target\[3\]: {alike} {labels[3]} on rank 0 and {(labels[3] + 1) % V} on rank {last}",
            lambda: td.cross_entropy(shard, labels.index_fill(0, torch.tensor([3]), (labels[3] + one) % V)))  # fmt: skip
+    pairs = torch.stack([labels, labels.roll(1)], -1)
+    changed = pairs.index_put((torch.tensor(3), torch.tensor(1)), (pairs[3, 1] + one) % V)
+    raises(ValueError, rf"target\[3,1\]: {alike} {pairs[3, 1]} on rank 0 and {(pairs[3, 1] + 1) % V} on rank {last}",
+           lambda: td.logprobs(shard, changed))  # fmt: skip
     raises(ValueError, rf"temperature: {alike} the default on rank 0 and 2.0 on rank {last}",
            lambda: td.cross_entropy(shard, labels, temperature=1.0 + one))  # fmt: skip
     raises(ValueError, rf"reduction: {alike} sum on rank 0 and none on rank {last}",
@@ -435,7 +459,8 @@ def megatron() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        against_the_definitions, nothing_in_use, in_place, backward_twice, added_head_gradients, check_dtensors, a_group_of_some,
-        given_starts, refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger, torchtitan, megatron,
+        against_the_definitions, nothing_in_use, no_labels_a_row, in_place, backward_twice, added_head_gradients, check_dtensors,
+        a_group_of_some, given_starts, refusals, one_rank_is_different, failures_after_the_meeting, what_travels, liger,
+        torchtitan, megatron,
     )
 }  # fmt: skip

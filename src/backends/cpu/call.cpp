@@ -26,8 +26,8 @@ using std::to_string;
 class Rows final : public RowVisitor {
  public:
   // `states`: where the forward's are kept; null: in the problem's row state alone.
-  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, const AllowedSets& allowed,
-       std::uint32_t stages, double* losses, RowState* states)
+  Rows(const Problem& problem, const LossContext& context, const RowStage& stage, std::uint32_t stages, double* losses,
+       RowState* states)
       : p_(problem),
         stage_(stage),
         losses_(losses),
@@ -39,7 +39,6 @@ class Rows final : public RowVisitor {
         has_stage_((stages & kRowStage) != 0),
         writes_(has_stage_ && problem.pass != TILELOSS_BACKWARD),
         label_columns_(problem),
-        allowed_(allowed),
         context_(context),
         outputs_(problem.args, context) {
     if (!is_forward_ || p_.row_state.allowed_weight == nullptr || class_weights(p_) == nullptr) return;
@@ -57,24 +56,24 @@ class Rows final : public RowVisitor {
 
   std::optional<TargetStats> known(std::int64_t i) const override {
     if (is_forward_) return std::nullopt;
-    return has_pair_ ? pair_.stats(i, !gives_sums_) : TargetStats(RowStates{states_, p_.row_state}.stats(i));
+    if (has_pair_) return pair_.stats(i, !gives_sums_);
+    TargetStats stats(RowStates{states_, p_.row_state}.stats(i));
+    stats.labels = load_labels(p_.row_state, i, context_.labels);
+    return stats;
   }
 
-  void swept(std::int64_t i, const RowState& swept, const RowClasses& classes) override {
+  void swept(std::int64_t i, const RowState& swept, const RowClasses& classes, const SeveralLabels& labels) override {
     RowState state = swept;
     if (state.argmax >= 0) state.argmax += p_.logit.vocab_start;
     save_row(p_.row_state, i, state);
     save_classes(p_.row_state, i, classes.count < 0 ? all_ : classes);
+    save_labels(p_.row_state, i, labels);
     if (states_ != nullptr) states_[i] = state;
   }
 
   RowResult before_target_sweep(std::int64_t i, const TargetStats& stats) const override { return stage_.row(i, stats); }
 
-  std::int64_t label_column(std::int64_t i, std::int64_t k) const override {
-    const std::int64_t column = label_columns_.at(i, k);
-    const bool is_in = column < 0 || !allowed_ || allowed_(i, 0, p_.columns).has(column);
-    return is_in ? column : kLabelElsewhere;
-  }
+  std::int64_t label_column(std::int64_t i, std::int64_t k) const override { return label_columns_.at(i, k); }
   double logp_grad(std::int64_t i, std::int64_t k) const override { return context_.logp_grad_at(i, k); }
 
   RowResult visit(std::int64_t i, const TargetStats& stats) override {
@@ -96,7 +95,6 @@ class Rows final : public RowVisitor {
   const PairStates pair_;
   const bool is_forward_, has_pair_, gives_sums_, has_stage_, writes_;
   const LabelColumns label_columns_;
-  const AllowedSets allowed_;
   const LossContext& context_;
   const RowOutputs outputs_;
   RowClasses all_ = {static_cast<double>(p_.columns), static_cast<double>(p_.columns)};
@@ -177,7 +175,7 @@ class CpuCall final : public Call {
   bool keeps_states() const override { return cpu::keeps_states(p_, plan_) || p_.merges_shards(); }
 
   Status sweep(std::uint32_t stages) override {
-    Rows rows(p_, context_, *stage_, allowed_sets(), stages, losses(), states());
+    Rows rows(p_, context_, *stage_, stages, losses(), states());
     p_.loss->is_linear ? run_linear(linear_job(stages), rows, run_.executor) : run_sweeps(sweep_job(stages), rows, run_.executor);
     return {};
   }

@@ -68,7 +68,8 @@ void CudaDevice::find_labels(const LabelColumns& labels, const device::RowArrays
   } else {
     launch_each(queue_, p.rows * rows.slots.count, ReadLabelLogit{labels, rows, job(rows).logits, p.storage});
   }
-  launch_each(queue_, p.rows, FindLikeliest{labels, rows, arrays_.transform});
+  const bool are_known = !p.needs_forward && p.row_state.label_logits != nullptr;
+  launch_each(queue_, p.rows, FindLikeliest{labels, rows, arrays_.transform, are_known ? p.row_state : tileloss_row_state{}});
 }
 
 void CudaDevice::forward(const device::RowArrays& rows) {
@@ -84,8 +85,8 @@ void CudaDevice::backward(const device::RowArrays& rows, const RowStates& states
   launch_backward(queue_, *problem_, problem_->rows, row_cut_.threads, all, states);
   if (rows.slots.count == 0) return;
   launch_each(queue_, problem_->rows * rows.slots.count,
-              WriteLabelGradient{make_context(*problem_), rows, states, arrays_.transform, 0, 0, problem_->columns, all.dlogits,
-                                 problem_->storage});
+              WriteLabelGradient{make_context(*problem_), LabelColumns(*problem_), rows, states, arrays_.transform, 0, 0,
+                                 problem_->columns, all.dlogits, problem_->storage});
 }
 
 void CudaDevice::find_sums(const device::RowArrays& rows) {

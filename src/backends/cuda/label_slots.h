@@ -28,21 +28,25 @@ struct ReadLabelLogit {
   }
 };
 
-// The label of a row that its sweeps know.
+// The label of a row that its sweeps know, if it is a column here.
 struct FindLikeliest {
   LabelColumns labels;
   device::RowArrays rows;
   const LogitTransform* transform;
+  tileloss_row_state known;  // without label_logits: they are to be found
 
   __device__ void operator()(std::int64_t i) const {
-    if (!has_slots(rows, i)) return;
     const device::LabelSlots& slots = rows.slots;
     std::int64_t slot = 0;  // of the column that is asked for
-    const auto found = SeveralLabels::find(
-        slots.count, slots.z + i * slots.count, [&](std::int64_t k) { return labels.at(i, slot = k); },
-        [&](std::int64_t /*column*/) { return transform->value(slots.logits[i * slots.count + slot]); });
+    const bool is_one = has_slots(rows, i);
+    const auto column = [&](std::int64_t k) { return is_one ? labels.at(i, slot = k) : kLabelElsewhere; };
+    const auto found = known.label_logits != nullptr
+                           ? load_labels(known, i, labels.labels)
+                           : SeveralLabels::find(slots.count, slots.z + i * slots.count, column, [&](std::int64_t /*column*/) {
+                               return transform->value(slots.logits[i * slots.count + slot]);
+                             });
     slots.likeliest[i] = found.likeliest;
-    rows.label_columns[i] = labels.at(i, found.likeliest);
+    if (is_one && found.likeliest >= 0) rows.label_columns[i] = labels.at(i, found.likeliest);
   }
 };
 
@@ -50,6 +54,7 @@ struct FindLikeliest {
 // that have the same column the first writes for all of them, added up in their order.
 struct WriteLabelGradient {
   LossContext context;
+  LabelColumns labels;
   device::RowArrays rows;
   RowStates states;
   const LogitTransform* transform;
@@ -60,15 +65,15 @@ struct WriteLabelGradient {
   __device__ void operator()(std::int64_t n) const {
     const std::int64_t count = rows.slots.count, of_part = n / count, i = begin + of_part, slot = n % count;
     const std::int64_t likeliest = rows.label_columns[i];
-    if (likeliest < 0 || !context.labels.has_label_at(i, slot)) return;
-    const std::int64_t column = context.labels.at(i, slot);
-    if (column == likeliest || column < first || column >= first + columns) return;
+    if (likeliest < kLabelElsewhere) return;
+    const std::int64_t column = labels.at(i, slot);
+    if (column < 0 || column == likeliest || column < first || column >= first + columns) return;
     for (std::int64_t k = 0; k < slot; ++k) {
-      if (context.labels.at(i, k) == column) return;
+      if (labels.at(i, k) == column) return;
     }
     double dz = 0;
     for (std::int64_t k = slot; k < count; ++k) {
-      if (context.labels.at(i, k) == column) dz += context.logp_grad_at(i, k);
+      if (labels.at(i, k) == column) dz += context.logp_grad_at(i, k);
     }
     RowStats other;
     other.logp = rows.slots.of(i).logp(slot, make_row_stats(states[i]));

@@ -391,9 +391,9 @@ void HeadSweeps::write_dlogits(Queue& queue, const Chunk& chunk, const Arrays& r
 void HeadSweeps::write_labels(Queue& queue, const Chunk& chunk, const Arrays& rows, const RowStates& states, std::int64_t begin,
                               std::int64_t count, const RowMatrix& to, tileloss_dtype storage) const {
   if (rows.slots.count == 0) return;
-  launch_each(
-      queue, count * rows.slots.count,
-      WriteLabelGradient{make_context(*problem_), rows, states, transform_, begin, chunk.first, chunk.columns, to, storage});
+  launch_each(queue, count * rows.slots.count,
+              WriteLabelGradient{make_context(*problem_), LabelColumns(*problem_), rows, states, transform_, begin, chunk.first,
+                                 chunk.columns, to, storage});
 }
 
 bool HeadSweeps::has_products() const {

@@ -22,21 +22,6 @@ struct RowMatrix {
   }
 };
 
-// The words of rows whose softmax runs over some of the columns: tileloss_args.allowed, from a row and a column on. Null: there
-// are none, and all columns are allowed.
-struct AllowedRows {
-  const std::uint32_t* words = nullptr;
-  std::int64_t row_stride = 0;
-
-  TILELOSS_HOST_DEVICE bool has(std::int64_t i, std::int64_t column) const {
-    return words == nullptr || (words[i * row_stride + column / 32] >> (column % 32) & 1) != 0;
-  }
-  // `column`: a multiple of 32.
-  TILELOSS_HOST_DEVICE AllowedRows from(std::int64_t row, std::int64_t column) const {
-    return {words == nullptr ? nullptr : words + row * row_stride + column / 32, row_stride};
-  }
-};
-
 inline RowMatrix row_matrix(const tileloss_matrix& m, std::int64_t group_rows, std::int64_t group_stride) {
   return {m.data, m.row_stride, group_rows, group_stride};
 }

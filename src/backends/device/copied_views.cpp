@@ -165,6 +165,7 @@ class CopiedCall final : public Call {
     for (float** array : {&s.max, &s.sum, &s.label_logit, &s.entropy_sum, &s.collision_sum, &s.smoothing_sum, &s.allowed_count,
                           &s.allowed_weight})
       move(*array, s.rows, is_output);
+    if (s.label_logits != nullptr) move(s.label_logits, s.rows * s.labels_per_row, is_output);
     move(s.argmax, s.rows, is_output);
   }
   template <class T>

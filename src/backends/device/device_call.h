@@ -63,8 +63,9 @@ struct CallMemory {
     if (p.has_classes()) rows.classes = from.template allocate<RowClasses>(p.rows);
     if (!p.has_several_labels()) return;
     const std::int64_t count = p.args.labels_per_row;
-    rows.slots = {count, from.template allocate<float>(p.rows * count), from.template allocate<float>(p.rows * count),
-                  from.template allocate<std::int64_t>(p.rows)};
+    float* const z = p.row_state.label_logits;
+    rows.slots = {count, from.template allocate<float>(p.rows * count),
+                  z != nullptr ? z : from.template allocate<float>(p.rows * count), from.template allocate<std::int64_t>(p.rows)};
   }
 };
 

@@ -16,7 +16,7 @@ namespace tileloss::impl::device {
 struct LabelSlots {
   std::int64_t count = 0;   // 0: a row has one label
   float* logits = nullptr;  // as they lie in memory
-  float* z = nullptr;       // transformed
+  float* z = nullptr;       // transformed; the row state's, where that has them
   std::int64_t* likeliest = nullptr;
 
   TILELOSS_HOST_DEVICE SeveralLabels of(std::int64_t i) const {

@@ -11,9 +11,11 @@ from tileloss._core.library import lib, raise_on_error
 from tileloss._core.slots import ROW_OUTPUTS, SLOTS, Place
 from tileloss._core.structs import RowState
 
-# tileloss_row_state's arrays, as its bits number them: float32, but argmax int64.
+# tileloss_row_state's arrays, as its bits number them: float32, but argmax int64. A number a row, but in the last one, which has
+# one for each label.
 ARRAYS = (
-    "max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax", "allowed_count", "allowed_weight"
+    "max", "sum", "label_logit", "entropy_sum", "collision_sum", "smoothing_sum", "argmax", "allowed_count", "allowed_weight",
+    "label_logits",
 )  # fmt: skip
 _BITS = {name: 1 << number for number, name in enumerate(ARRAYS)}
 _ALWAYS = _BITS["max"] | _BITS["sum"] | _BITS["label_logit"]
@@ -44,6 +46,11 @@ def bits_of_allowed(has_class_weights: bool) -> int:
     return _BITS["allowed_count"] | (_BITS["allowed_weight"] if has_class_weights else 0)
 
 
+def bits_of_labels(per_row: int) -> int:
+    """The arrays that shards' states have besides where rows have several labels."""
+    return _BITS["label_logits"] if per_row > 1 else 0
+
+
 def float_arrays(bits: int) -> tuple[str, ...]:
     """The names of the float32 arrays among these, in the ABI's order."""
     return tuple(name for name in ARRAYS if bits & _BITS[name] and name != "argmax")
@@ -54,10 +61,14 @@ def has_argmax(bits: int) -> bool:
 
 
 def new_row_state(
-    rows: int, addresses: Mapping[str, int], smoothing_weight: float, place: Place
+    rows: int,
+    addresses: Mapping[str, int],
+    smoothing_weight: float,
+    place: Place,
+    labels_per_row: int,
 ) -> RowState:
     """``addresses``: of arrays by name. ``smoothing_weight``: the sum of c_j over the columns that the state has seen."""
-    state = RowState(struct_size=ctypes.sizeof(RowState), rows=rows)
+    state = RowState(struct_size=ctypes.sizeof(RowState), rows=rows, labels_per_row=labels_per_row)
     for name, address in addresses.items():
         setattr(state, name, address)
     state.smoothing_weight = smoothing_weight

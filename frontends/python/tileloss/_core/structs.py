@@ -71,6 +71,8 @@ class RowState(Structure):
         ("device_index", c_int32),
         ("allowed_count", c_void_p),
         ("allowed_weight", c_void_p),
+        ("label_logits", c_void_p),
+        ("labels_per_row", c_int64),
     ]
 
 

@@ -90,14 +90,14 @@ def is_probabilities(target: Any) -> bool:
 
 
 def checked_tensors(
-    function: str, student: Student, tensors: Mapping[str, Any], given: Any, is_shard: bool = False
+    function: str, student: Student, tensors: Mapping[str, Any], given: Any, several: bool = True
 ) -> list[Tensor | None]:
     """What follows the student's matrices in ARGUMENTS, checked and detached. ``tensors``: by their names in the ABI; those that
-    are not there are None. ``is_shard``: of the vocabulary, where rows have one label."""
+    are not there are None. ``several``: of logprobs, which then takes several labels a row."""
     arguments, labels = ARGUMENTS[student.name_of(function)], tensors.get("labels")
     if labels is not None or not arguments.target:
         labels = plain("target", labels)
-        labels = _checked_labels(labels, student.first, function == "logprobs" and not is_shard)
+        labels = _checked_labels(labels, student.first, function == "logprobs" and several)
     rows = rows_of_labels(labels, student.first)
     checked: list[Tensor | None] = []
     sizes = {"V": student.vocab}
@@ -110,6 +110,18 @@ def checked_tensors(
             tensor = _checked_input(slot, tensor, student, rows, given)
         checked.append(tensor)
     return checked
+
+
+def empty_slots(labels: Any, first: Any, ignore_index: Value) -> Tensor | None:
+    """A slot for each row where labels are [..., 0], as the ABI has no rows without; else None. What is wrong with them stays."""
+    # The dimensions first: a compiled program may not know how many rows there are before it runs.
+    if not (isinstance(labels, Tensor) and isinstance(first, Tensor) and labels.ndim == first.ndim):
+        return None
+    if labels.shape[-1] != 0:
+        return None
+    dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
+    ignored = ignore_index if isinstance(ignore_index, int) else 0
+    return labels.new_full((*labels.shape[:-1], 1), ignored, dtype=dtype)
 
 
 def _checked_labels(target: Tensor, first: Tensor, several: bool) -> Tensor:

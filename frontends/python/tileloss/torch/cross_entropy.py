@@ -14,6 +14,7 @@ from tileloss.torch._arguments import (
     Unchecked,
     Value,
     checked_logits,
+    empty_slots,
     is_probabilities,
 )
 from tileloss.torch._head import checked_head, operands
@@ -31,10 +32,7 @@ def _rows(
 ) -> RowOutputs:
     """Of `logprobs`, whichever the student is."""
     names = checked_outputs(RowOutputs, outputs)
-    labels, first, slots = given["labels"], student[1][0], None
-    # The dimensions first: a compiled program may not know how many rows there are before it runs.
-    if isinstance(labels, Tensor) and isinstance(first, Tensor) and labels.ndim == first.ndim:
-        slots = _empty_slots(labels, given["ignore_index"])
+    slots = empty_slots(given["labels"], student[1][0], given["ignore_index"])
     if slots is not None:
         given["labels"] = slots
     results = results_of(
@@ -42,15 +40,6 @@ def _rows(
     )
     rows = rows_of(RowOutputs, results, names)
     return rows if slots is None or rows.logp is None else rows._replace(logp=rows.logp[..., :0])
-
-
-def _empty_slots(labels: Tensor, ignore_index: Value) -> Tensor | None:
-    """A slot for each row where labels are [..., 0], as the ABI has no rows without; else None. What is wrong with them stays."""
-    if labels.shape[-1] != 0:
-        return None
-    dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
-    ignored = ignore_index if isinstance(ignore_index, int) else 0
-    return labels.new_full((*labels.shape[:-1], 1), ignored, dtype=dtype)
 
 
 @explains_names

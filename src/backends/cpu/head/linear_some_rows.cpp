@@ -66,7 +66,7 @@ class LinearWalk::RowsAtHand final : public RowVisitor {
       : walk_(walk), all_(all), chunk_(chunk), begin_(begin), dz_(dz) {}
 
   void ignored(std::int64_t) override {}
-  void swept(std::int64_t, const RowState&, const RowClasses&) override {}
+  void swept(std::int64_t, const RowState&, const RowClasses&, const SeveralLabels&) override {}
   std::optional<TargetStats> known(std::int64_t r) const override { return all_.known(row(r)); }
   RowResult before_target_sweep(std::int64_t r, const TargetStats& stats) const override {
     return all_.before_target_sweep(row(r), stats);

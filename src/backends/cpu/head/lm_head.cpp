@@ -258,11 +258,12 @@ void LinearWalk::run(RowVisitor& visitor) {
       }
       if (!stats) {
         const RowState& state = states_[u * kSlices];
-        visitor.swept(i, state, classes);
         stats = make_row_stats(state);
+        stats->labels = labels(u, visitor);
+        visitor.swept(i, state, classes, stats->labels);
       }
       if (stats->classes.count < 0) set_classes(*stats, classes);
-      stats->labels = labels(u, visitor);
+      if (stats->labels.z == nullptr) stats->labels = labels(u, visitor);
       const RowResult result = visitor.visit(i, *stats);
       if (!job_.wants_gradients) continue;
       gradients_[u] = {*stats, result.coefficients};

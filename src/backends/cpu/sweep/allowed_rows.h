@@ -67,10 +67,10 @@ class AllowedRows : public RowWorker {
       if (stats && stats->classes.count < 0) set_classes(*stats, classes_);
       return stats;
     }
-    void swept(std::int64_t, const RowState& state, const RowClasses&) override {
+    void swept(std::int64_t, const RowState& state, const RowClasses&, const SeveralLabels& labels) override {
       RowState in_place = state;
       in_place.argmax = column(state.argmax);
-      all_.visitor_.swept(row_, in_place, classes_);
+      all_.visitor_.swept(row_, in_place, classes_, labels);
     }
     RowResult before_target_sweep(std::int64_t, const TargetStats& stats) const override {
       return all_.visitor_.before_target_sweep(row_, in_place(stats));
@@ -175,7 +175,7 @@ class AllowedRows : public RowWorker {
   void none(std::int64_t i) {
     const std::optional<TargetStats> known = visitor_.known(i);
     TargetStats stats = known ? *known : TargetStats(make_row_stats(RowState()));
-    if (!known) visitor_.swept(i, RowState(), {0, 0});
+    if (!known) visitor_.swept(i, RowState(), {0, 0}, {});
     if (stats.classes.count < 0) set_classes(stats, {0, 0});
     if (!known) stats.label = stats;
     if (!known && target_.kind == TargetKind::kLogits) stats.teacher = stats;

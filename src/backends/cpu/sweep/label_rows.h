@@ -16,7 +16,7 @@ class LabelRows : public RowWorker {
   void row(std::int64_t i) {
     if (is_done(i)) return;
     if (std::optional<TargetStats> known = visitor_.known(i)) {
-      known->labels = find_labels(i);
+      if (known->labels.z == nullptr) known->labels = find_labels(i);
       set_pending(i, *known);
       if (wants_gradient()) finish_pending(nullptr);
       return;
@@ -28,7 +28,7 @@ class LabelRows : public RowWorker {
     } else {
       job_.kernels->run[job_.storage](&forward, nullptr);
     }
-    visitor_.swept(i, forward.state, {});
+    visitor_.swept(i, forward.state, {}, labels);
     TargetStats stats(make_row_stats(forward.state));
     stats.labels = labels;
     set_pending(i, stats);

@@ -27,7 +27,7 @@ from tileloss.torch._arguments import (
     is_per_row,
     is_probabilities,
 )
-from tileloss.torch._call import ARGUMENT_NAMES, DTYPES
+from tileloss.torch._call import ARGUMENT_NAMES, DTYPES, has_several_labels
 from tileloss.torch._dtensor import is_dtensor
 from tileloss.torch._head import check_apart, checked_head, operands, refuse_with_head_grad
 from tileloss.torch._operators import is_traced
@@ -174,6 +174,7 @@ def _call(given: Given) -> dict[str, Tensor]:
         workspace_bytes=workspace_bytes,
         outputs=prepared.outputs,
         has_labels=given.tensors.get("labels") is not None,
+        labels_per_row=_labels_per_row(operands),
         mean_of_shard=given.mean_of_shard,
         allowed_bits=_allowed_bits(given, prepared),
         grad_in_forward=prepared.grad_in_forward,
@@ -223,7 +224,8 @@ def _prepare(given: Given) -> Prepared:
     else:
         student = checked_logits(given.input, least_columns=0)
     check_backend(student.first, given.group)
-    checked = checked_tensors(given.function, student, given.tensors, options, is_shard=True)
+    several = not given.mean_of_shard
+    checked = checked_tensors(given.function, student, given.tensors, options, several)
     place = len(given.target)
     target, labels, inputs = checked[:place], checked[place], checked[place + 1 :]
     ignored: Any = IGNORED if labels is None else options.get("ignore_index", IGNORED)
@@ -251,6 +253,12 @@ def _prepare(given: Given) -> Prepared:
     )
     details = _details(given, arguments)
     return Prepared(arguments, _facts(given, arguments, details), details)
+
+
+def _labels_per_row(operands: Operands) -> int:
+    labels, first = operands.labels, operands.matrices[0]
+    assert first is not None
+    return labels.shape[-1] if has_several_labels(labels, first) else 1
 
 
 def _allowed_bits(given: Given, arguments: _Arguments) -> int:
@@ -342,7 +350,9 @@ def _details(given: Given, arguments: _Arguments) -> Details:
         }
 
     def label_details() -> dict[str, object]:
-        of_rows = {f"target[{row}]": label for row, label in enumerate(labels.flatten().tolist())}
+        per_row, flat = _labels_per_row(arguments.operands), labels.flatten().tolist()
+        places = (f"{n // per_row},{n % per_row}" if per_row > 1 else n for n in range(len(flat)))
+        of_rows = {f"target[{place}]": label for place, label in zip(places, flat, strict=True)}
         return {"target": f"{labels.dtype} {list(labels.shape)}", **of_rows}
 
     return {"options": options, "tensors": tensors, "labels": label_details}
@@ -367,7 +377,7 @@ def _facts(given: Given, arguments: _Arguments, details: Details) -> Facts:
     return Facts(
         columns=student.vocab,
         vocab_start=-1 if given.vocab_start is None else given.vocab_start,
-        rows=labels.numel(),
+        rows=arguments.operands.rows.numel(),
         width=0 if head is None else student.first.shape[-1],
         dtype=DTYPES[student.first.dtype],
         head_dtype=0 if head is None else DTYPES[head.dtype],

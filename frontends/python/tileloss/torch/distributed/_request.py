@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tileloss._core.functions import FUNCTIONS, given_names
-from tileloss._core.row_states import bits_of_loss, bits_of_outputs
+from tileloss._core.row_states import bits_of_labels, bits_of_loss, bits_of_outputs
 from tileloss._core.slots import ARGUMENTS, SLOTS, Arguments
 from tileloss._core.views import WORD, words_of
 from tileloss.torch._call import Call
@@ -27,6 +28,12 @@ class Operands(NamedTuple):
     inputs: Tensors
     scalars: Tensors  # of the function's options, then of each side's
 
+    @property
+    def rows(self) -> torch.Size:
+        first = self.matrices[0]
+        assert first is not None
+        return first.shape[:-1]
+
     def flat(self) -> tuple[Tensor | None, ...]:
         return (*self.matrices, *self.target, self.labels, *self.inputs, *self.scalars)
 
@@ -43,6 +50,7 @@ class Request(NamedTuple):
     workspace_bytes: int = 0
     outputs: tuple[str, ...] = ()
     has_labels: bool = True
+    labels_per_row: int = 1
     grad_in_forward: bool = False  # of a loss of labels with a head
     # MEAN_OUTPUT is that of this rank's columns, which Megatron-LM's label smoothing takes. With the default ignore_index.
     mean_of_shard: bool = False
@@ -102,10 +110,11 @@ class Request(NamedTuple):
     def bits(self) -> int:
         """The arrays of the row state that are gathered."""
         function = FUNCTIONS[self.function]
+        more = self.allowed_bits | bits_of_labels(self.labels_per_row)
         if not function.is_loss:
-            return bits_of_outputs(self.outputs) | self.allowed_bits
+            return bits_of_outputs(self.outputs) | more
         names = given_names(self.options)
-        return bits_of_loss(function, names, "metrics" in self.outputs) | self.allowed_bits
+        return bits_of_loss(function, names, "metrics" in self.outputs) | more
 
     def all_bits(self) -> list[int]:
         return [0 if side is None else side.bits() for side in self.sides or (self,)]
@@ -118,6 +127,7 @@ class Request(NamedTuple):
         call = self._new_call(self.function, given, Piece(0, self.shards.classes, 0))
         nothing = [None] * ARGUMENTS[self.function].slots.index("labels")
         call.set_tensors((*nothing, *self._with_rows(given, None)))
+        call.args.labels_per_row = self.labels_per_row  # which no matrix tells
         return call
 
     def sweep(self, given: Operands, piece: Piece, gradients: Tensors = ()) -> Call:

@@ -26,7 +26,8 @@ from tileloss.torch.distributed._shards import Piece
 
 
 class State(NamedTuple):
-    """Row states: `floats` [..., K, N], the arrays of `row_states.float_arrays`; `argmax` [..., N] int64, or nothing of it."""
+    """Row states: `floats` [..., A, N], the arrays of `row_states.float_arrays`, of which the labels' takes K lines; `argmax`
+    [..., N] int64, or nothing of it."""
 
     floats: Tensor
     argmax: Tensor
@@ -36,12 +37,12 @@ class State(NamedTuple):
 
     def as_struct(self, bits: int, weight: float = 0.0) -> RowState:
         """Of one piece. The tensors have to outlive it."""
-        names = row_states.float_arrays(bits)
-        addresses = {name: row.data_ptr() for name, row in zip(names, self.floats, strict=True)}
+        names, (lines, rows) = row_states.float_arrays(bits), self.floats.shape
+        addresses = {name: row.data_ptr() for name, row in zip(names, self.floats, strict=False)}
         if self.argmax.numel():
             addresses["argmax"] = self.argmax.data_ptr()
-        place = place_of(self.floats.device)
-        return row_states.new_row_state(self.floats.shape[-1], addresses, weight, place)
+        place, per_row = place_of(self.floats.device), lines - len(names) + 1
+        return row_states.new_row_state(rows, addresses, weight, place, per_row)
 
 
 def set_state(call: Call, state: State, bits: int) -> None:
@@ -57,9 +58,10 @@ class Exchange:
         self._request, self._group, self.bits = request, group, bits
         rank, self._count = ranks_of(group)
         self.pieces = request.shards.pieces[rank]
-        rows, device = given.labels.numel(), given.labels.device
+        rows, device = given.rows.numel(), given.labels.device
         most = max(map(len, request.shards.pieces))
-        self._shape = (most, len(row_states.float_arrays(bits)), rows)
+        lines = len(row_states.float_arrays(bits)) + request.labels_per_row - 1
+        self._shape = (most, lines, rows)
         # One more, for `gather_unless_failed`.
         self._buffer = torch.zeros(prod(self._shape) + 1, dtype=torch.float32, device=device)
         width = rows if row_states.has_argmax(bits) else 0
@@ -152,7 +154,7 @@ def summed(
 ) -> Tensor:
     """The second meeting: the sums of all pieces."""
     shards, (rank, count) = request.shards, ranks_of(group)
-    pieces, rows, device = shards.pieces[rank], given.labels.numel(), given.labels.device
+    pieces, rows, device = shards.pieces[rank], given.rows.numel(), given.labels.device
     most = max(map(len, shards.pieces))
     # One more, for `gather_unless_failed`.
     buffer = torch.zeros(most * 2 * rows + 1, dtype=torch.float64, device=device)
@@ -176,8 +178,8 @@ def results_of(request: Request, given: Operands, met: Met) -> tuple[Tensor, ...
     """What the row stage makes of it, `request.results`; what was not asked for is empty."""
     call, op = request.row_stage(given), OPERATORS[request.function]
     met.set(request, call)
-    outputs, rows = ",".join(request.outputs), given.labels.shape
+    outputs, shapes = ",".join(request.outputs), (given.rows, given.labels.shape)
     names, options, values = request.results, request.options, request.values
-    results = op.new_results(names, rows, rows, options, values, outputs, call.new_output)
+    results = op.new_results(names, *shapes, options, values, outputs, call.new_output)
     call.run(FROM_ROW_STATE)
     return tuple(results)

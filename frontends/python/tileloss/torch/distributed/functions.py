@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tileloss._core.other_names import explains_names
+from tileloss.torch._arguments import empty_slots
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch.distributed._prepare import Given, call, given_of
 
@@ -141,11 +142,12 @@ def logprobs(
     ignore_index: int = -100,
     # end of generated
 ) -> RowOutputs:
-    """`tileloss.torch.logprobs` of logits whose vocabulary is cut over a group. argmax is a class of the whole vocabulary.
+    """`tileloss.torch.logprobs` of logits whose vocabulary is cut over a group. argmax is a class of the whole vocabulary, as are
+    the labels, [...] or [..., K].
 
     Arguments, and errors: `cross_entropy` of this module, `tileloss.torch.logprobs`.
     """
-    return _rows(given_of("logprobs", locals()))
+    return _rows(given_of("logprobs", locals()), ignore_index)
 
 
 @explains_names
@@ -173,8 +175,12 @@ def linear_logprobs(
     # end of generated
 ) -> RowOutputs:
     """`logprobs` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
-    return _rows(given_of("logprobs", locals()))
+    return _rows(given_of("logprobs", locals()), ignore_index)
 
 
-def _rows(given: Given) -> RowOutputs:
-    return rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, given.outputs))
+def _rows(given: Given, ignore_index: int) -> RowOutputs:
+    slots = empty_slots(given.tensors["labels"], given.input, ignore_index)
+    if slots is not None:
+        given = given._replace(tensors={**given.tensors, "labels": slots})
+    rows = rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, given.outputs))
+    return rows if slots is None or rows.logp is None else rows._replace(logp=rows.logp[..., :0])
