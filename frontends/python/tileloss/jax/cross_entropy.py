@@ -147,8 +147,8 @@ def logprobs(
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
         labels: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
             sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
-            empty slot, its logp 0; a row of these alone is ignored. Not by "pallas_tpu", with ``allowed`` not by "cuda",
-            over shards of the vocabulary by "xla" alone.
+            empty slot, its logp 0; a row of these alone is ignored. Not by "pallas_tpu", over shards of the vocabulary by
+            "xla" alone.
 
     The other arguments and the errors: `cross_entropy`.
 

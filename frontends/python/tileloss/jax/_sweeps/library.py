@@ -81,9 +81,7 @@ def refusal(operand: Operand, spec: Spec, *others: str) -> str:
 
 
 def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
-    has_both = spec.has_slots and spec.has_allowed
-    words = "takes no allowed beside several labels a row" if has_both else ""
-    return refusal(operand, spec, CUDA_FILE) or words
+    return refusal(operand, spec, CUDA_FILE)
 
 
 def forward(
