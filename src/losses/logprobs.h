@@ -18,7 +18,7 @@ class Logprobs {
   std::uint32_t backward_sums() const { return context_.entropy_grad ? kEntropySum : kNoSums; }
 
   TILELOSS_HOST_DEVICE RowResult row(std::int64_t i, const TargetStats& stats) const {
-    const bool has_several = context_.labels.per_row() > 1;
+    const bool has_several = context_.labels.per_row() > 1 && context_.logp_grad;
     double target = has_several ? 0 : context_.logp_grad[i] / context_.logp_divisor(), others = 0;
     for (std::int64_t k = 0; has_several && k < context_.labels.per_row(); ++k) {
       const std::int64_t likeliest = stats.labels.likeliest;

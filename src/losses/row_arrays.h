@@ -74,7 +74,7 @@ TILELOSS_HOST_DEVICE inline void merge_row(tileloss_row_state into, const tilelo
   for (std::int64_t k = 0; into.label_logits != nullptr && k < into.labels_per_row; ++k) {
     float& z = into.label_logits[i * into.labels_per_row + k];
     const float other = from.label_logits[i * into.labels_per_row + k];
-    if (z < other || std::isnan(other)) z = other;
+    z = z < other || std::isnan(other) ? other : z;
   }
   if (from.entropy_sum == nullptr) into.entropy_sum = nullptr;
   if (from.collision_sum == nullptr) into.collision_sum = nullptr;

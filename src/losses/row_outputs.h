@@ -55,7 +55,7 @@ struct RowOutputs {
   TILELOSS_HOST_DEVICE void write(std::int64_t i, const TargetStats& s) const {
     const std::int64_t n = labels.per_row();
     if (n == 1) set_logp(i, s.label.logp);
-    for (std::int64_t k = 0; n > 1 && k < n; ++k) {
+    for (std::int64_t k = 0; n > 1 && logp.data != nullptr && k < n; ++k) {
       if (labels.has_label_at(i, k))
         set_logp(i * n + k, s.labels.z == nullptr ? s.label.logp : s.labels.logp(k, s));
       else

@@ -38,7 +38,8 @@ class State(NamedTuple):
     def as_struct(self, bits: int, weight: float = 0.0) -> RowState:
         """Of one piece. The tensors have to outlive it."""
         names, (lines, rows) = row_states.float_arrays(bits), self.floats.shape
-        addresses = {name: row.data_ptr() for name, row in zip(names, self.floats, strict=False)}
+        floats = zip(names, self.floats[: len(names)], strict=True)
+        addresses = {name: row.data_ptr() for name, row in floats}
         if self.argmax.numel():
             addresses["argmax"] = self.argmax.data_ptr()
         place, per_row = place_of(self.floats.device), lines - len(names) + 1
