@@ -153,7 +153,7 @@ def test_hooks_on_lora_of_the_head_are_refused() -> None:
 
 def test_a_variant_of_lora_in_the_head_is_refused_with_what_to_do() -> None:
     message = (
-        r"LlamaForCausalLM\.lm_head: expected plain LoRA on the LM head, got a variant .* in adapter 'default': leave the head "
+        r"LlamaForCausalLM\.lm_head: expected plain LoRA on the LM head, got adapter 'default', of a variant .*: leave the head "
         r"out of target_modules, or train it whole by modules_to_save"
     )
     adapted = with_lora(patch(build("llama")), target_modules=IN_HEAD, use_dora=True)

@@ -115,9 +115,11 @@ def checked_tensors(
 def empty_slots(labels: Any, first: Any, ignore_index: Value) -> Tensor | None:
     """A slot for each row where labels are [..., 0], as the ABI has no rows without; else None. What is wrong with them stays."""
     # The dimensions first: a compiled program may not know how many rows there are before it runs.
-    if not (isinstance(labels, Tensor) and isinstance(first, Tensor) and labels.ndim == first.ndim):
+    try:
+        has_none = labels.ndim == first.ndim and labels.shape[-1:] == (0,)
+    except AttributeError:
         return None
-    if labels.shape[-1] != 0:
+    if not has_none or not isinstance(labels, Tensor):
         return None
     dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
     ignored = ignore_index if isinstance(ignore_index, int) else 0
