@@ -268,7 +268,7 @@ class Call {
       view.row_stride = 1, view.col_stride = shape[1];
     }
     if (std::strcmp(tensor.shape, "N,W") == 0) {  // sets of columns, a word for 32; one row is the set of all
-      if (view.rows == 1) view.rows = args_.labels.size, view.row_stride = 0;
+      if (view.rows == 1) view.rows = args_.labels.size / std::max<int64_t>(args_.labels_per_row, 1), view.row_stride = 0;
       if (columns_ >= 0) view.cols = (columns_ + 31) / 32, view.data = static_cast<char*>(data) + first_ / 32 * bytes_of(dtype);
     } else if (columns_ >= 0) {
       // The vocabulary is a matrix's columns ("N,V") or its rows ("V,H").

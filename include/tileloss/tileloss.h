@@ -137,9 +137,10 @@ TILELOSS_API tileloss_vector tileloss_make_vector(const void* data, tileloss_dty
 // and by from_row_state after such forwards, has to have them; where they are there, they stand for V and for smoothing_weight:
 //   allowed_count   how many of the columns seen are allowed
 //   allowed_weight  the sum of their c_j; with class weights only
-// For calls with args.labels_per_row = K, whose label_logit is the largest of a row's labels and whose `sum` leaves out that one
-// alone. A shard's state, and that of from_row_state, has to have them; what starts from a state that has them takes them there:
-//   label_logits    [rows, K]: z at each label; -inf of an empty slot, and of a label that the columns seen do not hold
+// For calls with args.labels_per_row = K > 1. label_logit is then the largest of a row's labels, and `sum` leaves out that one
+// alone. A shard's state, and that of from_row_state, has to have the array; a backward reads it and looks no label up:
+//   label_logits    [rows, K]: z at each label; -inf of an empty slot, and of a label that is not allowed or not in the columns
+//   seen
 typedef struct tileloss_row_state {
   size_t struct_size;
   int64_t rows;
@@ -582,9 +583,9 @@ typedef struct tileloss_args {
   // has twice counts twice. The state's label_logit is that of the row's likeliest label.
   int64_t labels_per_row;  // K, up to 1024; 0: 1
 
-  // A low-rank part of the head, as of LoRA: logits = hidden head^T + hidden_r head_r^T + bias, one sum over H + R in which
-  // nothing of [V,H] is copied. Both or neither; R up to 512. The products see them as they see hidden and head;
-  // options.linear.accumulate is for dhead_r too.
+  // A low-rank part of the head, as of LoRA: logits = hidden head^T + hidden_r head_r^T + bias, one sum over H + R, without a
+  // copy of [V,H]. Both or neither; R up to 512. The products see them as they see hidden and head; options.linear.accumulate is
+  // for dhead_r too.
   tileloss_matrix hidden_r;   // [N,R] float32, bfloat16, float16; default none; any strides, as hidden
   tileloss_matrix head_r;     // [V,R] float32, bfloat16, float16; default none; any strides, as head
   tileloss_matrix dhidden_r;  // [N,R] float32, bfloat16, float16; out: float32 or hidden_r's dtype

@@ -245,6 +245,9 @@ struct RowStateFields {
   bool collision_sum = false;
   bool smoothing_sum = false;
   bool argmax = false;
+  bool allowed_count = false;
+  bool allowed_weight = false;
+  std::int64_t labels_per_row = 1;  // label_logits, where it is more
 };
 
 // A row state that owns its arrays, the identity to begin with: every row is empty.
@@ -261,6 +264,11 @@ class RowState {
     collision_sum_.assign(fields.collision_sum ? size : 0, 0.0F);
     smoothing_sum_.assign(fields.smoothing_sum ? size : 0, 0.0F);
     argmax_.assign(fields.argmax ? size : 0, -1);
+    allowed_count_.assign(fields.allowed_count ? size : 0, 0.0F);
+    allowed_weight_.assign(fields.allowed_weight ? size : 0, 0.0F);
+    if (fields.labels_per_row <= 1) return;
+    c_.labels_per_row = fields.labels_per_row;
+    label_logits_.assign(size * static_cast<std::size_t>(fields.labels_per_row), kMinusInfinity);
   }
 
   // For args.row_state, as long as this object lives, and is neither moved nor assigned to.
@@ -287,6 +295,12 @@ class RowState {
   std::span<const float> smoothing_sum() const&& = delete;
   [[nodiscard]] std::span<const std::int64_t> argmax() const& noexcept { return argmax_; }
   std::span<const std::int64_t> argmax() const&& = delete;
+  [[nodiscard]] std::span<const float> allowed_count() const& noexcept { return allowed_count_; }
+  std::span<const float> allowed_count() const&& = delete;
+  [[nodiscard]] std::span<const float> allowed_weight() const& noexcept { return allowed_weight_; }
+  std::span<const float> allowed_weight() const&& = delete;
+  [[nodiscard]] std::span<const float> label_logits() const& noexcept { return label_logits_; }
+  std::span<const float> label_logits() const&& = delete;
 
   // *this = *this + from, row by row: two shards of the vocabulary become one.
   Status merge(const RowState& from) noexcept {
@@ -307,10 +321,14 @@ class RowState {
     c_.collision_sum = pointer(collision_sum_);
     c_.smoothing_sum = pointer(smoothing_sum_);
     c_.argmax = pointer(argmax_);
+    c_.allowed_count = pointer(allowed_count_);
+    c_.allowed_weight = pointer(allowed_weight_);
+    c_.label_logits = pointer(label_logits_);
   }
 
   std::int64_t rows_;
-  std::vector<float> max_, sum_, label_logit_, entropy_sum_, collision_sum_, smoothing_sum_;
+  std::vector<float> max_, sum_, label_logit_, entropy_sum_, collision_sum_, smoothing_sum_, allowed_count_, allowed_weight_,
+      label_logits_;
   std::vector<std::int64_t> argmax_;
   tileloss_row_state c_{};
   float no_rows_ = 0;  // where the arrays point that must be there, without rows

@@ -353,8 +353,8 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
   if (whole->rows < 0) return expected(std::string(name) + ".rows", ">= 0", to_string(whole->rows));
   if (whole->rows > 0 && (kMaxSumLabelLogit & ~present_arrays(*whole)) != 0)
     return expected(name, "the arrays max, sum and label_logit", "a null one");
-  if (whole->label_logits != nullptr && (whole->labels_per_row < 1 || whole->labels_per_row > kMostLabels)) {
-    return expected(std::string(name) + ".labels_per_row", "1 to " + to_string(kMostLabels) + " with label_logits",
+  if (whole->label_logits != nullptr && (whole->labels_per_row < 2 || whole->labels_per_row > kMostLabels)) {
+    return expected(std::string(name) + ".labels_per_row", "2 to " + to_string(kMostLabels) + " with label_logits",
                     to_string(whole->labels_per_row));
   }
   if (find_backend(whole->device_type) == nullptr)

@@ -419,9 +419,17 @@ TEST(RowStateOwner, OfNoRowsIsThereToo) {
 }
 
 TEST(RowStateOwner, AgreesWithTheAbiOnTheIdentity) {
-  const RowState expected(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
-  RowState state(1, {.entropy_sum = true, .collision_sum = true, .smoothing_sum = true, .argmax = true});
+  const RowStateFields every = {.entropy_sum = true,
+                                .collision_sum = true,
+                                .smoothing_sum = true,
+                                .argmax = true,
+                                .allowed_count = true,
+                                .allowed_weight = true,
+                                .labels_per_row = 2};
+  const RowState expected(1, every);
+  RowState state(1, every);
   tileloss_row_state& c = *state.c();
+  c.allowed_count[0] = c.allowed_weight[0] = c.label_logits[0] = c.label_logits[1] = 5;
   c.max[0] = c.sum[0] = c.label_logit[0] = c.entropy_sum[0] = c.collision_sum[0] = c.smoothing_sum[0] = 5;
   c.argmax[0] = 5;
   ASSERT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK);
@@ -432,6 +440,9 @@ TEST(RowStateOwner, AgreesWithTheAbiOnTheIdentity) {
   EXPECT_EQ(state.collision_sum()[0], expected.collision_sum()[0]);
   EXPECT_EQ(state.smoothing_sum()[0], expected.smoothing_sum()[0]);
   EXPECT_EQ(state.argmax()[0], expected.argmax()[0]);
+  EXPECT_EQ(state.allowed_count()[0], expected.allowed_count()[0]);
+  EXPECT_EQ(state.allowed_weight()[0], expected.allowed_weight()[0]);
+  for (std::size_t k = 0; k < 2; ++k) EXPECT_EQ(state.label_logits()[k], expected.label_logits()[k]);
 }
 
 TEST_F(CppFace, MergedShardsGiveTheWholeRow) {
@@ -456,6 +467,31 @@ TEST_F(CppFace, MergedShardsGiveTheWholeRow) {
                                                      {.logit = {.vocab_total = 3}, .label_smoothing = 0.3});
   ASSERT_TRUE(succeeds(status));
   EXPECT_NEAR(loss_[0], 0.7 * std::log(3.0) + 0.3 * std::log(36.0) / 3, kTolerance);
+}
+
+TEST_F(CppFace, MergedShardsOfSeveralLabelsAreTheWholeRow) {
+  const RowStateFields fields = {.labels_per_row = 2};
+  RowState first(2, fields), second(2, fields);
+  const std::vector<std::int64_t> labels = {1, 2, 0, -100};
+  std::vector<float> whole(4), logp(4);
+  ASSERT_TRUE(succeeds(logprobs(
+      {.logits = Matrix<const float>(logits_.data(), 2, 3, 3), .labels = labels, .labels_per_row = 2, .logp = whole}, {})));
+  const auto sweep = [&](std::int64_t start, std::int64_t columns, RowState& state) {
+    return logprobs({.logits = Matrix<const float>(logits_.data() + start, 2, columns, 3),
+                     .labels = labels,
+                     .labels_per_row = 2,
+                     .row_state = state.c()},
+                    {.logit = {.vocab_start = start, .vocab_total = 3}});
+  };
+  ASSERT_TRUE(succeeds(sweep(0, 2, first)));
+  ASSERT_TRUE(succeeds(sweep(2, 1, second)));
+  EXPECT_EQ(second.label_logits()[0], -kInfinity) << "the first shard's";
+  EXPECT_EQ(second.label_logits()[1], second.label_logit()[0]);
+  ASSERT_TRUE(succeeds(first.merge(second)));
+  EXPECT_EQ(first.label_logits().size(), 4U);
+  ASSERT_TRUE(succeeds(logprobs_from_row_state({.labels = labels, .labels_per_row = 2, .logp = logp, .row_state = first.c()},
+                                               {.logit = {.vocab_total = 3}})));
+  for (std::size_t n = 0; n < logp.size(); ++n) EXPECT_NEAR(logp[n], whole[n], kTolerance) << n;
 }
 
 TEST(RowStateOwner, MergeKeepsNaN) {

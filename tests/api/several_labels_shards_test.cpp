@@ -233,7 +233,7 @@ TEST(SeveralLabelsRefused, OfAShardAsTheStateHasThem) {
   RowStateArrays three(2, 3);
   EXPECT_TRUE(is_not_merged(three.get(), "from.labels_per_row: expected 2, got 3"));
   three.get().labels_per_row = 1025;
-  EXPECT_TRUE(is_not_merged(three.get(), "from.labels_per_row: expected 1 to 1024 with label_logits, got 1025"));
+  EXPECT_TRUE(is_not_merged(three.get(), "from.labels_per_row: expected 2 to 1024 with label_logits, got 1025"));
 }
 
 TEST(SeveralLabelsRefused, WhereTheirLogitsOverlapAnother) {

@@ -117,6 +117,23 @@ def test_values_and_gradients_are_the_definition(
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max())
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("is_linear", [False, True], ids=["logits", "head"])
+def test_one_set_for_all_rows(rows: int, is_linear: bool) -> None:
+    labels = labels_of(4).reshape(-1, 4)[-rows:]
+    given = tuple(
+        x.reshape(-1, x.shape[-1])[-rows:] if x.ndim == 3 else x for x in operands(is_linear)
+    )
+    words = allowed_from(jnp.arange(V) % 3 > 0)
+
+    def step(words: Any) -> Any:
+        rows, pull = jax.vjp(lambda x: call(x, labels, allowed=words).logp, given)
+        return rows, pull(jnp.ones_like(rows))
+
+    of_all, of_each = step(words), step(jnp.tile(words, (rows, 1)))
+    jax.tree.map(np.testing.assert_array_equal, of_all, of_each)
+
+
 def test_a_nearly_sure_label_keeps_its_digits_among_others() -> None:
     x = jnp.zeros((1, V)).at[0, 3].set(20.0)
     labels = jnp.array([[7, 3, -100]])

@@ -68,12 +68,13 @@ struct WriteLabelGradient {
     if (likeliest < kLabelElsewhere) return;
     const std::int64_t column = labels.at(i, slot);
     if (column < 0 || column == likeliest || column < first || column >= first + columns) return;
+    const std::int64_t label = labels.labels.at(i, slot);  // what is true of it is true of those like it
     for (std::int64_t k = 0; k < slot; ++k) {
-      if (labels.at(i, k) == column) return;
+      if (labels.labels.at(i, k) == label) return;
     }
     double dz = 0;
     for (std::int64_t k = slot; k < count; ++k) {
-      if (labels.at(i, k) == column) dz += context.logp_grad_at(i, k);
+      if (labels.labels.at(i, k) == label) dz += context.logp_grad_at(i, k);
     }
     RowStats other;
     other.logp = rows.slots.of(i).logp(slot, make_row_stats(states[i]));

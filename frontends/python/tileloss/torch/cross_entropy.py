@@ -274,7 +274,7 @@ def logprobs(
             (-g_logp + g_lse - g_H (H + log p_j)) + g_M / V, so any loss written on top of them differentiates exactly.
         target: [...] or [..., K], several labels a row, up to 1024: logp is [..., K] then, with sum_k g_logp_k [j = y_k] and
             sum_k g_logp_k in the gradient; the other outputs are a row's, without correct. A label that is ignore_index is an
-            empty slot, its logp 0; a row of these alone is ignored. With ``allowed`` on the CPU alone.
+            empty slot, its logp 0; a row of these alone is ignored.
 
     The other arguments and the errors: `cross_entropy`.
 
