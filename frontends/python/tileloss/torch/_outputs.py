@@ -58,9 +58,17 @@ def checked_outputs(kind: type[Rows], outputs: Iterable[str]) -> tuple[str, ...]
     return names
 
 
-def rows_of(kind: type[Rows], results: Mapping[str, Tensor], names: tuple[str, ...]) -> Rows:
-    """The row outputs ``names``; the ABI's truth values are bool."""
+def rows_of(
+    kind: type[Rows],
+    results: Mapping[str, Tensor],
+    names: tuple[str, ...],
+    has_labels: bool = True,
+) -> Rows:
+    """The row outputs ``names``; the ABI's truth values are bool. ``has_labels``: False of labels [..., 0], in whose place there
+    were `empty_slots`."""
     named = {name: results[name] for name in names}
+    if not has_labels and "logp" in named:
+        named["logp"] = named["logp"][..., :0]
     return kind(
         **{n: t.view(torch.bool) if t.dtype == torch.uint8 else t for n, t in named.items()}
     )

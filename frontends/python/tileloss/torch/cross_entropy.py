@@ -38,8 +38,7 @@ def _rows(
     results = results_of(
         "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
     )
-    rows = rows_of(RowOutputs, results, names)
-    return rows if slots is None or rows.logp is None else rows._replace(logp=rows.logp[..., :0])
+    return rows_of(RowOutputs, results, names, has_labels=slots is None)
 
 
 @explains_names

@@ -182,5 +182,6 @@ def _rows(given: Given, ignore_index: int) -> RowOutputs:
     slots = empty_slots(given.tensors["labels"], given.input, ignore_index)
     if slots is not None:
         given = given._replace(tensors={**given.tensors, "labels": slots})
-    rows = rows_of(RowOutputs, call(given), checked_outputs(RowOutputs, given.outputs))
-    return rows if slots is None or rows.logp is None else rows._replace(logp=rows.logp[..., :0])
+    results = call(given)  # where outputs are wrong on one rank this raises on all
+    names = checked_outputs(RowOutputs, given.outputs)
+    return rows_of(RowOutputs, results, names, has_labels=slots is None)

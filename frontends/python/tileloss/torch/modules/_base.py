@@ -22,9 +22,7 @@ class WithOptions(nn.Module):
         self.options = {name: given[name] for name in names if name in given}
 
     def _call(self, input: Any, *given: Any, low_rank: Any = None, **named: Any) -> Any:
-        if (
-            low_rank is not None
-        ):  # the functions with a head have it, and the others say that they have not
+        if low_rank is not None:  # functions without a head refuse it by its name
             named["low_rank"] = low_rank
         return self._function(input, *given, **named, **self.options)
 

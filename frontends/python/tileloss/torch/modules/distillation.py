@@ -120,7 +120,8 @@ class LinearDistillationLoss(WithHead):
         low_rank: tuple[Tensor, Tensor] | None = None,
         num_items: Number | None = None,
     ) -> Any:
-        """input [..., H], teacher_input [..., G], teacher_weight [V, G] -> the loss, or (loss, DistillationRows)."""
+        """input [..., H], teacher_input [..., G], teacher_weight [V, G], `low_rank` of the student's head as the function -> the
+        loss, or (loss, DistillationRows)."""
         more = {"mask": mask, "token_weights": token_weights, "allowed": allowed}
         of_heads = {"teacher_bias": teacher_bias, "low_rank": low_rank}
         teacher = teacher_input, teacher_weight
