@@ -107,8 +107,8 @@ def test_wrong_usage_is_one_line_with_what_was_expected(
         (ModuleNotFoundError("No module named 'jaxlib'", name="jaxlib"), 3, "'tileloss[jax]'\n"),
         (ModuleNotFoundError("No module named 'yaml'", name="yaml"), 3, "'tileloss[check]'\n"),
         (KeyError("a bug"), 3, "KeyError: 'a bug'\n"),
-        (KeyboardInterrupt(), 130, "tileloss: stopped by SIGINT\n"),
-        (command.Terminated(), 143, "tileloss: stopped by SIGTERM\n"),
+        (command.Stopped(signal.SIGINT), 130, "tileloss: stopped by SIGINT\n"),
+        (command.Stopped(signal.SIGTERM), 143, "tileloss: stopped by SIGTERM\n"),
         (BrokenPipeError(), 141, ""),
     ],
     ids=repr,
@@ -131,6 +131,18 @@ def test_exit_codes(
     assert command.run(["fake"]) == code
     err = capsys.readouterr().err
     assert err.endswith(message) and bool(err) == bool(message)
+
+
+def test_a_stop_that_an_import_makes_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(options: Any) -> int:
+        try:
+            command.stop(signal.SIGINT, None)
+        except BaseException as error:
+            raise ImportError("numpy") from error
+
+    monkeypatch.setattr(command, "_stops", [])
+    monkeypatch.setattr(command, "_dispatch", run)
+    assert command.run([]) == 130
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from tileloss.tools import command
 
 
 def main() -> NoReturn:
-    signal.signal(signal.SIGTERM, command.terminate)
-    # A shell's background jobs begin without it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, command.stop)
     _open_standard_streams()
     sys.exit(command.run(sys.argv[1:]))
 

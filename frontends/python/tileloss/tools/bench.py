@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     with ResultWriter(options.output) as writer:  # before the work
         try:
             _request(options, told=told)
-        except (KeyboardInterrupt, SystemExit):  # what was measured so far, against the first roofs
+        except SystemExit:  # what was measured so far, against the first roofs
             if results:
                 _tell(case, list(results.values()), options, writer)
             raise

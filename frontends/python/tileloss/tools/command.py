@@ -51,24 +51,30 @@ Exit codes: 0 pass, 1 a check failed, 2 usage or config error, 3 memory, device 
 """
 
 
-class Terminated(SystemExit):
-    """SIGTERM: as Ctrl-C does, it ends children and removes temporary files on its way."""
+class Stopped(SystemExit):
+    """By SIGINT or SIGTERM: it ends children and removes temporary files on its way. No KeyboardInterrupt, since after one in an
+    exec of text, which imports are full of, Python ends itself by SIGINT, whoever caught it."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(128 + by)
+        self.by = by
+
+
+_stops: list[Stopped] = []
 
 
 def run(arguments: list[str]) -> int:
     """The exit code: 0 pass, 1 a check failed, 2 usage, config or input file, 3 memory, device or file system; 128 and the
     signal that stopped it."""
     try:
-        code = _dispatch(arguments)
+        code = _dispatch_until_stopped(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # who read standard output has left, as `head` does
         _forget_output()
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return _report("stopped by SIGINT", 128 + signal.SIGINT)
-    except Terminated:
-        return _report("stopped by SIGTERM", 128 + signal.SIGTERM)
+    except Stopped as stop:
+        return _report(f"stopped by {stop.by.name}", 128 + stop.by)
     except ImportError as error:
         extra = "jax" if (error.name or "").startswith("jax") else "check"
         message = f"{arguments[0]}: {error}: pip install 'tileloss[{extra}]'"
@@ -95,9 +101,19 @@ def run(arguments: list[str]) -> int:
         return ENVIRONMENT
 
 
-def terminate(*_: object) -> NoReturn:
-    """For SIGTERM."""
-    raise Terminated
+def stop(number: int, _: object) -> NoReturn:
+    """For SIGINT and SIGTERM."""
+    _stops.append(Stopped(signal.Signals(number)))
+    raise _stops[-1]
+
+
+def _dispatch_until_stopped(arguments: list[str]) -> int:
+    try:
+        return _dispatch(arguments)
+    except Exception:  # an extension's import makes an ImportError of a stop in its midst
+        if _stops:
+            raise _stops[-1] from None
+        raise
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -122,7 +138,7 @@ def _dispatch(arguments: list[str]) -> int:
     module.add_arguments(parser)
     try:
         options = parser.parse_args(arguments[1:])
-    except Terminated:
+    except Stopped:
         raise
     except SystemExit:  # it has printed its help
         return 0

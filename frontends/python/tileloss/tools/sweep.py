@@ -66,7 +66,7 @@ def _run(file: Path, sweep: Sweep, log: Callable[[Line], None]) -> int:
         sys.stdout.flush()
         try:
             _run_cases(sweep, there, done, writer, log)
-        except (KeyboardInterrupt, SystemExit):
+        except SystemExit:
             goes_on = "the same command goes on from here"
             print(f"stopped with {num_done()} of {total} cases done: {goes_on}")
             raise
