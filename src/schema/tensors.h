@@ -37,7 +37,7 @@ enum TensorGroups : std::uint32_t {
 // The arrays that every saved row state holds.
 inline constexpr std::uint32_t kMaxSumLabelLogit = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_LABEL_LOGIT;
 
-// The rule for a tensor's size; tileloss_tensor has the letters.
+// The rule for a tensor's size.
 enum class Shape {
   kRows,
   kClasses,
@@ -64,6 +64,7 @@ struct TensorSlot {
   tileloss_tensor_role role;
   std::uint32_t dtypes;  // bits 1 << tileloss_dtype
   Shape shape;
+  const char* letters;   // tileloss_tensor.shape
   std::uint32_t groups;  // the function takes it if it has one of them; 0: every function does
   std::uint32_t passes;  // bits 1 << tileloss_pass
   bool is_required = false;

@@ -317,7 +317,8 @@ def tensor_slots(table: Table) -> str:
         group = f"k{camel(tensor.group)}" if tensor.group else "0"
         text += (
             f'    {{"{name}", {places}, TILELOSS_ROLE_{tensor.role.upper()}, {tensor.dtypes.in_cpp}, '
-            f"Shape::k{tensor.shape.in_cpp}, {group}, {passes}, {str(tensor.required).lower()}, {held}}},\n"
+            f'Shape::k{tensor.shape.in_cpp}, "{tensor.shape.name}", '
+            f"{group}, {passes}, {str(tensor.required).lower()}, {held}}},\n"
         )
     return text
 
