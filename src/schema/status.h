@@ -4,6 +4,7 @@
 
 #include <tileloss/tileloss.h>
 
+#include <charconv>
 #include <string>
 #include <utility>
 
@@ -20,6 +21,12 @@ inline Status invalid(std::string message) { return {TILELOSS_INVALID_ARGUMENT, 
 // "name: expected X, got Y".
 inline Status expected(const std::string& name, const std::string& wanted, const std::string& given) {
   return invalid(name + ": expected " + wanted + ", got " + given);
+}
+
+// The shortest digits that say which double it is.
+inline std::string text_of(double x) {
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, x).ptr};
 }
 
 }  // namespace tileloss::impl

@@ -143,6 +143,16 @@ const char* dtype_name(tileloss_dtype t) {
   return "an unknown dtype";
 }
 
+const char* pass_name(tileloss_pass pass) {
+  switch (as_enum<TILELOSS_FORWARD>(pass)) {
+    case TILELOSS_FORWARD: return "forward";
+    case TILELOSS_BACKWARD: return "backward";
+    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
+    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
+  }
+  return "unknown";
+}
+
 std::span<const StateArray> state_arrays() { return kStateArrays; }
 
 std::uint32_t present_arrays(const tileloss_row_state& state) {

@@ -89,6 +89,7 @@ inline bool present(const tileloss_args& a, const TensorSlot& slot) {
 }
 
 const char* dtype_name(tileloss_dtype t);
+const char* pass_name(tileloss_pass pass);
 std::int64_t element_bytes(tileloss_dtype t);
 
 // ------------------------------------------------------------------------------------------------------------- row state

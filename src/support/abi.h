@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "oracle/number_formats.h"
+#include "schema/tensors.h"
 #include "support/config.h"
 #include "support/exit_codes.h"
 #include "support/json.h"
@@ -133,7 +134,7 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
 // The plan's facts by name, those of its device among them.
 Json plan_facts(const tileloss_plan& plan);
 
-const char* pass_name(tileloss_pass pass);
+using impl::pass_name;
 // forward, backward, value_and_grad: those that take logits or an LM head.
 std::vector<std::string> pass_names();
 // Throws ToolError (usage) for any other name.
