@@ -35,11 +35,8 @@ class Logprobs {
     return {.name = "logprobs",
             .is_loss = false,
             .options_size = sizeof(tileloss_logprobs_options),
-            .fields = {},
             .tensors = kRowGrads,
             .make = &make_stage<Logprobs>,
-            .check = nullptr,
-            .is_per_row = nullptr,
             .takes_several_labels = true};
   }
 

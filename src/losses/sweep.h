@@ -25,11 +25,9 @@ class Sweep {
     return {.name = "sweep",
             .is_loss = false,
             .options_size = sizeof(tileloss_sweep_options),
-            .fields = {},
             .tensors = kCoefficients | kClassWeights,
             .make = &make_stage<Sweep>,
             .check = &check_temperature_on,
-            .is_per_row = nullptr,
             .may_be_elsewhere = true};
   }
 
