@@ -19,6 +19,9 @@ inline constexpr double kMaxGap = 6;
 // The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
 inline constexpr double kMaxExactGap = 60;
 
+// Longer vocab_blocks leave the L1 cache between the look for their maximum and the rest.
+inline constexpr std::int64_t kMaxVocabBlock = 8192;
+
 // Floats that a soft-capped block's tanh and slopes take, three of each column (backends/cpu/sweep/capped_operands.h). They are
 // too many for the stack of a host's thread.
 inline std::int64_t operand_floats(bool has_softcap, std::int64_t vocab_block) { return has_softcap ? 3 * vocab_block : 0; }

@@ -10,7 +10,6 @@
 #include <type_traits>
 
 #include "backends/cpu/sweep/backward_sweep.h"
-#include "backends/cpu/sweep/sweep_limits.h"
 
 namespace tileloss::impl::cpu {
 
