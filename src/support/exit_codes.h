@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "support/printable.h"
-
 namespace tileloss::tools {
 
 enum ExitCode : int {
@@ -16,10 +14,10 @@ enum ExitCode : int {
   kExitEnvironment = 3,  // memory, device, file system
 };
 
-// The message goes to the terminal, in one line whatever stands in it; what may be long is shown() in it.
+// What may be long is shown() in the message.
 class ToolError : public std::runtime_error {
  public:
-  ToolError(ExitCode code, const std::string& message) : std::runtime_error(escaped(message)), code_(code) {}
+  ToolError(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ExitCode code() const { return code_; }
 
  private:
