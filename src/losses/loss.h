@@ -1,7 +1,6 @@
 // What a loss is made of: what it computes for a row, the fields of its options struct, and the inputs that it takes. One header
 // per loss, one name in all_losses.h; sweeps, entry points, tools and front ends find it from there.
-#ifndef TILELOSS_LOSSES_LOSS_H_
-#define TILELOSS_LOSSES_LOSS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -111,5 +110,3 @@ struct LossInfo {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_LOSS_H_

@@ -1,6 +1,5 @@
 // The options of every function as fields, in the order of tileloss_field's members; presets; metrics.
-#ifndef TILELOSS_SCHEMA_OPTION_FIELDS_H_
-#define TILELOSS_SCHEMA_OPTION_FIELDS_H_
+#pragma once
 
 #include "schema/fields.h"
 
@@ -124,5 +123,3 @@ inline constexpr tileloss_field kSparseDistillationFields[] = {
 // clang-format on
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_OPTION_FIELDS_H_

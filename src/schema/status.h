@@ -1,6 +1,5 @@
 // A failed call's code and message on their way to the boundary (api/boundary.h).
-#ifndef TILELOSS_SCHEMA_STATUS_H_
-#define TILELOSS_SCHEMA_STATUS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -30,5 +29,3 @@ inline std::string text_of(double x) {
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_STATUS_H_

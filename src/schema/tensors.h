@@ -1,7 +1,6 @@
 // The one table of the tensors of tileloss_args: validation, overlap checks, the plan's fingerprint, introspection, and through
 // it the tools and the front ends go over it.
-#ifndef TILELOSS_SCHEMA_TENSORS_H_
-#define TILELOSS_SCHEMA_TENSORS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -109,5 +108,3 @@ std::span<const StateArray> state_arrays();
 std::uint32_t present_arrays(const tileloss_row_state& state);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_TENSORS_H_

@@ -1,7 +1,6 @@
 // The tools' hold on the library: the C ABI by function name, with options set by field name from the library's own table, so
 // that a newly registered loss is known here without a change.
-#ifndef TILELOSS_SUPPORT_ABI_H_
-#define TILELOSS_SUPPORT_ABI_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -141,5 +140,3 @@ std::vector<std::string> pass_names();
 tileloss_pass parse_pass(std::string_view name);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_ABI_H_

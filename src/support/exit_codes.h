@@ -1,6 +1,5 @@
 // The program's exit codes, and the exception that carries one up to main().
-#ifndef TILELOSS_SUPPORT_EXIT_CODES_H_
-#define TILELOSS_SUPPORT_EXIT_CODES_H_
+#pragma once
 
 #include <stdexcept>
 #include <string>
@@ -31,5 +30,3 @@ class OutOfMemory : public ToolError {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_EXIT_CODES_H_

@@ -1,7 +1,6 @@
 // Text from outside (paths, names in a file, values of a config) as messages show it: it must not fill the screen. Who prints
 // them escapes what would move the terminal's cursor: Python's tileloss._core.text.
-#ifndef TILELOSS_SUPPORT_PRINTABLE_H_
-#define TILELOSS_SUPPORT_PRINTABLE_H_
+#pragma once
 
 #include <cstddef>
 #include <span>
@@ -18,5 +17,3 @@ std::string shown(std::string_view text, std::size_t limit = kShownBytes);
 std::string shown_list(std::span<const std::string> names);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_PRINTABLE_H_

@@ -1,6 +1,5 @@
 // A few threads that stay alive between measurements, so that a 1 ms pass is not charged for starting them.
-#ifndef TILELOSS_SUPPORT_THREAD_TEAM_H_
-#define TILELOSS_SUPPORT_THREAD_TEAM_H_
+#pragma once
 
 #include <barrier>
 #include <cstdint>
@@ -42,5 +41,3 @@ class ThreadTeam {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_THREAD_TEAM_H_

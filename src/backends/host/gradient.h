@@ -1,6 +1,5 @@
 // A finished gradient times a number, where the host can read and write.
-#ifndef TILELOSS_BACKENDS_HOST_GRADIENT_H_
-#define TILELOSS_BACKENDS_HOST_GRADIENT_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -13,5 +12,3 @@ std::int64_t count_pieces(const tileloss_matrix& gradient);
 void scale_piece(const tileloss_matrix& gradient, std::int64_t piece, float factor);
 
 }  // namespace tileloss::impl::host
-
-#endif  // TILELOSS_BACKENDS_HOST_GRADIENT_H_

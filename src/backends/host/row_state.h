@@ -1,6 +1,5 @@
 // The row state's monoid over arrays that the host can read.
-#ifndef TILELOSS_BACKENDS_HOST_ROW_STATE_H_
-#define TILELOSS_BACKENDS_HOST_ROW_STATE_H_
+#pragma once
 
 #include "losses/row_arrays.h"
 
@@ -15,5 +14,3 @@ inline void merge(tileloss_row_state* into, const tileloss_row_state& from) {
 }
 
 }  // namespace tileloss::impl::host
-
-#endif  // TILELOSS_BACKENDS_HOST_ROW_STATE_H_

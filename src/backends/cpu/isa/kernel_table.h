@@ -1,6 +1,5 @@
 // What an instruction set's file compiles for its Simd.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_KERNEL_TABLE_H_
-#define TILELOSS_BACKENDS_CPU_ISA_KERNEL_TABLE_H_
+#pragma once
 
 #include "backends/cpu/head/kept_logits.h"
 #include "backends/cpu/isa/kernels.h"
@@ -29,5 +28,3 @@ constexpr Bfloat16Kernels bfloat16_kernels() {
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_KERNEL_TABLE_H_

@@ -1,6 +1,5 @@
 // What no feature bit says: how fast the instructions are that a processor has.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
-#define TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
+#pragma once
 
 #include <string>
 
@@ -21,5 +20,3 @@ bool has_fast_pair_products(const Processor& processor);
 const Processor& this_processor();
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_

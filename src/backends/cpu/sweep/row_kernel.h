@@ -1,7 +1,6 @@
 // The narrow waist between the drivers (plain C++) and the sweeps (one copy per instruction set): what to do with one row, and
 // the table of functions that do it.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -129,5 +128,3 @@ struct KernelTable {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
