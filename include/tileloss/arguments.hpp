@@ -39,6 +39,59 @@ using SweepOptions = tileloss_sweep_options;
 // fill, such as dlogits in a forward, is refused. Outputs of ignored rows are 0, argmax -1.
 
 // generated: arguments in C++, by ./dev generate from src/schema/table.toml
+namespace detail {
+
+// What `from` has of the C ABI's arguments.
+template <class Args>
+tileloss_args c_args(const Args& from) noexcept {
+  tileloss_args args;
+  tileloss_args_init(&args);
+  if constexpr (requires { from.logits; }) args.logits = from.logits.c();
+  if constexpr (requires { from.labels; }) args.labels = from.labels.c();
+  if constexpr (requires { from.token_weights; }) args.token_weights = from.token_weights.c();
+  if constexpr (requires { from.class_weights; }) args.class_weights = from.class_weights.c();
+  if constexpr (requires { from.loss_grad; }) args.loss_grad = from.loss_grad.c();
+  if constexpr (requires { from.logp_grad; }) args.logp_grad = from.logp_grad.c();
+  if constexpr (requires { from.lse_grad; }) args.lse_grad = from.lse_grad.c();
+  if constexpr (requires { from.entropy_grad; }) args.entropy_grad = from.entropy_grad.c();
+  if constexpr (requires { from.mean_logit_grad; }) args.mean_logit_grad = from.mean_logit_grad.c();
+  if constexpr (requires { from.loss; }) args.loss = from.loss.c();
+  if constexpr (requires { from.logp; }) args.logp = from.logp.c();
+  if constexpr (requires { from.lse; }) args.lse = from.lse.c();
+  if constexpr (requires { from.entropy; }) args.entropy = from.entropy.c();
+  if constexpr (requires { from.argmax; }) args.argmax = from.argmax.c();
+  if constexpr (requires { from.correct; }) args.correct = from.correct.c();
+  if constexpr (requires { from.log_sum_sq_probs; }) args.log_sum_sq_probs = from.log_sum_sq_probs.c();
+  if constexpr (requires { from.mean_logit; }) args.mean_logit = from.mean_logit.c();
+  if constexpr (requires { from.dlogits; }) args.dlogits = from.dlogits.c();
+  if constexpr (requires { from.row_state; }) args.row_state = from.row_state;
+  if constexpr (requires { from.mask; }) args.mask = from.mask.c();
+  if constexpr (requires { from.old_logp; }) args.old_logp = from.old_logp.c();
+  if constexpr (requires { from.ref_logp; }) args.ref_logp = from.ref_logp.c();
+  if constexpr (requires { from.sampler_logp; }) args.sampler_logp = from.sampler_logp.c();
+  if constexpr (requires { from.advantages; }) args.advantages = from.advantages.c();
+  if constexpr (requires { from.sequence_offsets; }) args.sequence_offsets = from.sequence_offsets.c();
+  if constexpr (requires { from.metrics; }) args.metrics = from.metrics.c();
+  if constexpr (requires { from.sequence_length; }) args.sequence_length = from.sequence_length;
+  if constexpr (requires { from.row_groups; }) args.row_groups = from.row_groups;
+  if constexpr (requires { from.teacher_logits; }) args.teacher_logits = from.teacher_logits.c();
+  if constexpr (requires { from.divergence; }) args.divergence = from.divergence.c();
+  if constexpr (requires { from.teacher_entropy; }) args.teacher_entropy = from.teacher_entropy.c();
+  if constexpr (requires { from.agreement; }) args.agreement = from.agreement.c();
+  if constexpr (requires { from.target_probs; }) args.target_probs = from.target_probs.c();
+  if constexpr (requires { from.teacher_ids; }) args.teacher_ids = from.teacher_ids.c();
+  if constexpr (requires { from.teacher_logprobs; }) args.teacher_logprobs = from.teacher_logprobs.c();
+  if constexpr (requires { from.target_coef; }) args.target_coef = from.target_coef.c();
+  if constexpr (requires { from.prob_plus_target_coef; }) args.prob_plus_target_coef = from.prob_plus_target_coef.c();
+  if constexpr (requires { from.prob_logp_coef; }) args.prob_logp_coef = from.prob_logp_coef.c();
+  if constexpr (requires { from.uniform_coef; }) args.uniform_coef = from.uniform_coef.c();
+  if constexpr (requires { from.allowed; }) args.allowed = from.allowed.c();
+  if constexpr (requires { from.labels_per_row; }) args.labels_per_row = from.labels_per_row;
+  return args;
+}
+
+}  // namespace detail
+
 struct LogprobsArgs {
   using Options = LogprobsOptions;
   static constexpr const char* kFunction = "logprobs";
@@ -67,29 +120,7 @@ struct LogprobsArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
-    args.labels_per_row = labels_per_row;
-    args.logp_grad = logp_grad.c();
-    args.lse_grad = lse_grad.c();
-    args.entropy_grad = entropy_grad.c();
-    args.mean_logit_grad = mean_logit_grad.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct CrossEntropyArgs {
@@ -120,29 +151,7 @@ struct CrossEntropyArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
-    args.mask = mask.c();
-    args.token_weights = token_weights.c();
-    args.class_weights = class_weights.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct PolicyLossArgs {
@@ -179,34 +188,7 @@ struct PolicyLossArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
-    args.mask = mask.c();
-    args.sequence_offsets = sequence_offsets.c();
-    args.sequence_length = sequence_length;
-    args.advantages = advantages.c();
-    args.old_logp = old_logp.c();
-    args.ref_logp = ref_logp.c();
-    args.sampler_logp = sampler_logp.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    args.metrics = metrics.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct DistillationArgs {
@@ -240,32 +222,7 @@ struct DistillationArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.teacher_logits = teacher_logits.c();
-    args.labels = labels.c();
-    args.mask = mask.c();
-    args.token_weights = token_weights.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    args.divergence = divergence.c();
-    args.teacher_entropy = teacher_entropy.c();
-    args.agreement = agreement.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct SoftCrossEntropyArgs {
@@ -297,30 +254,7 @@ struct SoftCrossEntropyArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.target_probs = target_probs.c();
-    args.labels = labels.c();
-    args.mask = mask.c();
-    args.token_weights = token_weights.c();
-    args.class_weights = class_weights.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct SparseDistillationArgs {
@@ -355,33 +289,7 @@ struct SparseDistillationArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.teacher_ids = teacher_ids.c();
-    args.teacher_logprobs = teacher_logprobs.c();
-    args.labels = labels.c();
-    args.mask = mask.c();
-    args.token_weights = token_weights.c();
-    args.loss_grad = loss_grad.c();
-    args.loss = loss.c();
-    args.divergence = divergence.c();
-    args.teacher_entropy = teacher_entropy.c();
-    args.agreement = agreement.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 
 struct SweepArgs {
@@ -412,29 +320,7 @@ struct SweepArgs {
   // [N,W] int32; bit j mod 32 of word j div 32 is column j of the logits, W = ceil(V / 32); default: all are allowed
   Matrix<const std::int32_t> allowed = {};
 
-  [[nodiscard]] tileloss_args c() const noexcept {
-    tileloss_args args;
-    tileloss_args_init(&args);
-    args.logits = logits.c();
-    args.labels = labels.c();
-    args.class_weights = class_weights.c();
-    args.target_coef = target_coef.c();
-    args.prob_plus_target_coef = prob_plus_target_coef.c();
-    args.prob_logp_coef = prob_logp_coef.c();
-    args.uniform_coef = uniform_coef.c();
-    args.logp = logp.c();
-    args.lse = lse.c();
-    args.entropy = entropy.c();
-    args.argmax = argmax.c();
-    args.correct = correct.c();
-    args.log_sum_sq_probs = log_sum_sq_probs.c();
-    args.mean_logit = mean_logit.c();
-    args.dlogits = dlogits.c();
-    args.row_state = row_state;
-    args.row_groups = row_groups;
-    args.allowed = allowed.c();
-    return args;
-  }
+  [[nodiscard]] tileloss_args c() const noexcept { return detail::c_args(*this); }
 };
 // end of generated
 

@@ -1,6 +1,5 @@
 // The checks of shapes, dtypes, strides and pointers that go over the table of tensors (schema/tensors.h).
-#ifndef TILELOSS_API_ARGUMENTS_H_
-#define TILELOSS_API_ARGUMENTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -59,5 +58,3 @@ Status check_reach(const std::string& name, const Problem& p, const Backend& bac
 void hash_tensors(const Problem& p, Fingerprint& hash);
 
 }  // namespace tileloss::impl::api
-
-#endif  // TILELOSS_API_ARGUMENTS_H_

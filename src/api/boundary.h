@@ -1,6 +1,5 @@
 // Where calls end: a Status becomes a code and the thread's message, and no exception passes.
-#ifndef TILELOSS_API_BOUNDARY_H_
-#define TILELOSS_API_BOUNDARY_H_
+#pragma once
 
 #include <exception>
 #include <new>
@@ -27,5 +26,3 @@ tileloss_status guarded(F&& body) noexcept {
 }
 
 }  // namespace tileloss::impl::api
-
-#endif  // TILELOSS_API_BOUNDARY_H_

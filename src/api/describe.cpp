@@ -1,7 +1,6 @@
 #include "api/describe.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <string>
 #include <variant>
@@ -9,20 +8,10 @@
 
 #include "api/validate.h"
 #include "backends/backend.h"
-#include "core/enumerators.h"
+#include "schema/tensors.h"
 
 namespace tileloss::impl::api {
 namespace {
-
-const char* pass_name(tileloss_pass pass) {
-  switch (as_enum<TILELOSS_FORWARD>(pass)) {
-    case TILELOSS_FORWARD: return "forward";
-    case TILELOSS_BACKWARD: return "backward";
-    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
-    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
-  }
-  return "unknown";
-}
 
 template <std::size_t Size>
 std::string text_of(const char (&field)[Size]) {
@@ -38,12 +27,6 @@ std::vector<PlanFact> facts_of(const tileloss_plan& plan, const Backend& backend
   return facts;
 }
 
-std::string number(double x) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
-  return {buffer, end};
-}
-
 std::string quoted(const std::string& text) {
   std::string json = "\"";
   for (const char c : text) {
@@ -55,7 +38,7 @@ std::string quoted(const std::string& text) {
 
 std::string value_of(const PlanFact& fact, bool is_json) {
   if (const auto* n = std::get_if<std::int64_t>(&fact.value)) return std::to_string(*n);
-  if (const auto* x = std::get_if<double>(&fact.value)) return number(*x);
+  if (const auto* x = std::get_if<double>(&fact.value)) return impl::text_of(*x);
   const auto& text = std::get<std::string>(fact.value);
   return is_json ? quoted(text) : text;
 }

@@ -1,6 +1,5 @@
 // tileloss_plan_describe: a plan in words.
-#ifndef TILELOSS_API_DESCRIBE_H_
-#define TILELOSS_API_DESCRIBE_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -13,5 +12,3 @@ namespace tileloss::impl::api {
 Status describe(const tileloss_plan* plan, tileloss_text_format format, char* text, std::size_t capacity, std::size_t* needed);
 
 }  // namespace tileloss::impl::api
-
-#endif  // TILELOSS_API_DESCRIBE_H_

@@ -1,6 +1,5 @@
 // From a call's arguments to a problem that is known to be sound.
-#ifndef TILELOSS_API_VALIDATE_H_
-#define TILELOSS_API_VALIDATE_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -56,5 +55,3 @@ Status check_row_state_struct(const char* name, const tileloss_row_state* given,
 std::uint64_t fingerprint(const Problem& problem);
 
 }  // namespace tileloss::impl::api
-
-#endif  // TILELOSS_API_VALIDATE_H_

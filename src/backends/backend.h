@@ -1,8 +1,7 @@
 // The interface between TileLoss and devices: what one offers. A backend is two sweeps and a way to run the row stage
 // (architecture.md); driver.h says in which order. It is chosen by the device type of a call's views, and registered by a line in
 // registry.cpp.
-#ifndef TILELOSS_BACKENDS_BACKEND_H_
-#define TILELOSS_BACKENDS_BACKEND_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -121,5 +120,3 @@ std::string why_no_backend(tileloss_device_type device_type);
 void add_backend(const Backend* backend);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_BACKENDS_BACKEND_H_

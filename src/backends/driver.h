@@ -1,6 +1,5 @@
 // The one driver of all devices and functions: which part of a call runs when.
-#ifndef TILELOSS_BACKENDS_DRIVER_H_
-#define TILELOSS_BACKENDS_DRIVER_H_
+#pragma once
 
 #include "backends/backend.h"
 
@@ -9,5 +8,3 @@ namespace tileloss::impl {
 Status run_call(const Backend& backend, const Problem& problem, const tileloss_plan& plan, const tileloss_run& run);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_BACKENDS_DRIVER_H_

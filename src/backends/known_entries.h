@@ -1,6 +1,5 @@
 // What may not be among the columns that a sparse teacher knows of a row, and what is said of it.
-#ifndef TILELOSS_BACKENDS_KNOWN_ENTRIES_H_
-#define TILELOSS_BACKENDS_KNOWN_ENTRIES_H_
+#pragma once
 
 #include <string>
 
@@ -31,5 +30,3 @@ inline Status bad_entry(const KnownEntry& e, std::int64_t columns, bool is_twice
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_BACKENDS_KNOWN_ENTRIES_H_

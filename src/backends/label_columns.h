@@ -1,6 +1,5 @@
 // Which column of the logits a row's label is, and which ones its softmax runs over.
-#ifndef TILELOSS_BACKENDS_LABEL_COLUMNS_H_
-#define TILELOSS_BACKENDS_LABEL_COLUMNS_H_
+#pragma once
 
 #include "backends/problem.h"
 #include "core/row_state.h"
@@ -64,5 +63,3 @@ struct LabelColumns {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_BACKENDS_LABEL_COLUMNS_H_

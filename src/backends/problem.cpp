@@ -1,6 +1,5 @@
 #include "backends/problem.h"
 
-#include <charconv>
 #include <cmath>
 
 namespace tileloss::impl {
@@ -68,14 +67,10 @@ constexpr double kLargest = 0x1p126;  // leaves room for what the sweeps multipl
 Status check_quotient(const char* a_name, double a, const char* b_name, double b, double largest = kLargest) {
   const double quotient = a / b;
   if (quotient >= 0x1p-126 && quotient <= largest) return {};
-  const auto text = [](double x) {
-    char buffer[32];
-    return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, x).ptr);
-  };
   return expected(b == 1 ? a_name : b_name,
                   std::string(a_name) + " / " + b_name + " from 1.18e-38 to " + (largest == kLargest ? "8.5e+37" : "1.7e+07") +
                       ", for float32",
-                  text(a) + " / " + text(b));
+                  text_of(a) + " / " + text_of(b));
 }
 
 struct TransformNames {

@@ -1,7 +1,6 @@
 // A call, validated once and put in the form that backends plan and run. Which loss it is shows in three places alone: its name,
 // what its row stage asks of the sweeps, and the stage itself, which make_stage gives.
-#ifndef TILELOSS_BACKENDS_PROBLEM_H_
-#define TILELOSS_BACKENDS_PROBLEM_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -86,5 +85,3 @@ Status bad_label(const std::string& at, std::int64_t label, std::int64_t classes
 Status check_offset(std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t before, std::int64_t rows);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_BACKENDS_PROBLEM_H_

@@ -1,6 +1,5 @@
 // A row's columns one at a time, in double: the label's own in every sweep, and all of them where a device does no better.
-#ifndef TILELOSS_CORE_COLUMNS_H_
-#define TILELOSS_CORE_COLUMNS_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -235,5 +234,3 @@ class KnownColumns {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_COLUMNS_H_

@@ -5,8 +5,7 @@
 // A divergence is a class that gets a column and gives its share of D and p (g - what g is shifted by), dD/dz_j = p_j (g_j -
 // mean) with mean = sum_k p_k g_k: g is known but for a number that all columns share. It is chosen such that p = q gives 0 in
 // every digit. slope() is p dD/dp, where p need not sum to 1.
-#ifndef TILELOSS_CORE_DIVERGENCE_H_
-#define TILELOSS_CORE_DIVERGENCE_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -275,5 +274,3 @@ struct ClassProbabilities : DivergenceForm {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_DIVERGENCE_H_

@@ -1,6 +1,5 @@
 // Numbers of the C ABI as the enums that tileloss.h has them from, of which the compiler knows when a switch forgets one.
-#ifndef TILELOSS_CORE_ENUMERATORS_H_
-#define TILELOSS_CORE_ENUMERATORS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ TILELOSS_HOST_DEVICE constexpr auto as_enum(std::int32_t number) {
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_ENUMERATORS_H_

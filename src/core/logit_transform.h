@@ -1,7 +1,6 @@
 // z = softcap(logit_scale * x) / T for one logit, and dz/dx; and the constants with which the sweeps do the same in vectors, in
 // units of log 2: exp(z) = 2^(exponent_scale * u), u = x or tanh(inner * x).
-#ifndef TILELOSS_CORE_LOGIT_TRANSFORM_H_
-#define TILELOSS_CORE_LOGIT_TRANSFORM_H_
+#pragma once
 
 #include <cmath>
 
@@ -61,5 +60,3 @@ struct LogitTransform {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_LOGIT_TRANSFORM_H_

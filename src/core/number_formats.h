@@ -1,6 +1,5 @@
 // The 16-bit storage formats, one value at a time. Vector code converts for itself; this is for row edges and single columns.
-#ifndef TILELOSS_CORE_NUMBER_FORMATS_H_
-#define TILELOSS_CORE_NUMBER_FORMATS_H_
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -66,5 +65,3 @@ constexpr Float16 from_float<Float16>(float x) {
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_NUMBER_FORMATS_H_

@@ -1,7 +1,6 @@
 // A row's backward in four numbers: dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform u_j.  (losses.md, "One
 // gradient form for every loss".)
-#ifndef TILELOSS_CORE_ROW_COEFFICIENTS_H_
-#define TILELOSS_CORE_ROW_COEFFICIENTS_H_
+#pragma once
 
 #include "core/host_device.h"
 
@@ -39,5 +38,3 @@ TILELOSS_HOST_DEVICE inline RowCoefficients coefficients_from_upstream(double g_
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_ROW_COEFFICIENTS_H_

@@ -1,6 +1,5 @@
 // Where a row lies.
-#ifndef TILELOSS_CORE_ROW_OFFSET_H_
-#define TILELOSS_CORE_ROW_OFFSET_H_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ TILELOSS_HOST_DEVICE inline std::int64_t row_offset(std::int64_t i, std::int64_t
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_ROW_OFFSET_H_

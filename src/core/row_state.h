@@ -1,7 +1,6 @@
 // What one row of logits is to a loss: a monoid, merged at every level (lane, tile, shard). Definitions in losses.md and in
 // tileloss.h (tileloss_row_state), of which this is one row.
-#ifndef TILELOSS_CORE_ROW_STATE_H_
-#define TILELOSS_CORE_ROW_STATE_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -99,5 +98,3 @@ TILELOSS_HOST_DEVICE inline RowState merge(const RowState& a, double weight_a, c
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_ROW_STATE_H_

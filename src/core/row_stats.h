@@ -1,6 +1,5 @@
 // The numbers that losses are made of, from one row's state. Double throughout: N of these, not N*V.
-#ifndef TILELOSS_CORE_ROW_STATS_H_
-#define TILELOSS_CORE_ROW_STATS_H_
+#pragma once
 
 #include <cmath>
 #include <limits>
@@ -82,5 +81,3 @@ TILELOSS_HOST_DEVICE inline void set_classes(RowStats& s, const RowClasses& clas
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_ROW_STATS_H_

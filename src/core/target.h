@@ -1,6 +1,5 @@
 // What a row is compared with, and the sums that a target sweep makes of it.
-#ifndef TILELOSS_CORE_TARGET_H_
-#define TILELOSS_CORE_TARGET_H_
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ struct TargetStats : RowStats {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_TARGET_H_

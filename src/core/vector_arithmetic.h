@@ -1,7 +1,6 @@
 // The arithmetic of vectors of float in which core/divergence.h is compiled. A column is p, q and log p - log q, or, where a form
 // swaps them, q, p and log q - log p.
-#ifndef TILELOSS_CORE_VECTOR_ARITHMETIC_H_
-#define TILELOSS_CORE_VECTOR_ARITHMETIC_H_
+#pragma once
 
 #include "core/divergence.h"
 
@@ -123,5 +122,3 @@ struct SymmetricJensenShannon : DivergenceForm {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_CORE_VECTOR_ARITHMETIC_H_

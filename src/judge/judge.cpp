@@ -108,6 +108,6 @@ int tileloss_judge(const char* request, const tileloss_judge_tensor* tensors, in
   } catch (const std::bad_alloc&) {
     return fail(*answer, kExitEnvironment, "out of memory", true);
   } catch (const std::exception& error) {
-    return fail(*answer, kExitEnvironment, escaped(error.what()).c_str());
+    return fail(*answer, kExitEnvironment, error.what());
   }
 }

@@ -1,7 +1,6 @@
 // From per-token losses to one: each token's weight. n_b tokens in use of its sequence, M of all, B sequences, empty ones
 // included. Counts are floored at 1; what the caller gives (num_items) is not, and 0 of it gives 0.
-#ifndef TILELOSS_LOSSES_AGGREGATION_H_
-#define TILELOSS_LOSSES_AGGREGATION_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -42,5 +41,3 @@ TILELOSS_HOST_DEVICE inline double token_weight(tileloss_aggregation aggregation
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_AGGREGATION_H_

@@ -1,6 +1,5 @@
 // The losses of this library: the one place that lists them.
-#ifndef TILELOSS_LOSSES_ALL_LOSSES_H_
-#define TILELOSS_LOSSES_ALL_LOSSES_H_
+#pragma once
 
 #include <string_view>
 
@@ -36,5 +35,3 @@ bool visit_loss(std::string_view name, Visit&& visit) {
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_ALL_LOSSES_H_

@@ -3,8 +3,7 @@
 //   target = -(1-s) c_y w,  prob = w [(1-s) c_y + s mean(c)] + 2 zeta w lse,  uniform = -(s/V) w  on u_j = c_j
 // mean divides the cross-entropy part by the sum of w_i c_y (as PyTorch), the z-loss part by the sum of w_i (as Liger), both by
 // num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against PyTorch's autograd.
-#ifndef TILELOSS_LOSSES_CROSS_ENTROPY_H_
-#define TILELOSS_LOSSES_CROSS_ENTROPY_H_
+#pragma once
 
 #include "losses/loss.h"
 #include "schema/option_fields.h"
@@ -91,5 +90,3 @@ class CrossEntropy {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_CROSS_ENTROPY_H_

@@ -5,8 +5,7 @@
 // D is a divergence (core/divergence.h) of the whole vocabulary, or of the columns that a sparse teacher knows. mean divides by
 // the sum of w_i, or by num_items when given; a denominator of 0 gives 0. Source: losses.md, checked there against autograd and
 // TRL's generalized_jsd_loss.
-#ifndef TILELOSS_LOSSES_DISTILLATION_H_
-#define TILELOSS_LOSSES_DISTILLATION_H_
+#pragma once
 
 #include "losses/loss.h"
 #include "schema/option_fields.h"
@@ -135,5 +134,3 @@ class SparseDistillation : public DistillationOf<tileloss_sparse_distillation_op
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_DISTILLATION_H_

@@ -1,7 +1,6 @@
 // The tensors of tileloss_args as a row stage reads them: with their strides, their defaults, and whether they are there (known
 // while planning, when there is no data yet).
-#ifndef TILELOSS_LOSSES_INPUTS_H_
-#define TILELOSS_LOSSES_INPUTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -177,5 +176,3 @@ class Sequences {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_INPUTS_H_

@@ -4,8 +4,7 @@
 // Of several labels y_k: sum_k g_k [j = y_k] - p_j sum_k g_k. The row's target is that of the likeliest label; what the others
 // add to their own columns is the sweeps'.
 // With temperature_on = logprob: logp' = logp / T, so g_logp' / T stands for g_logp.
-#ifndef TILELOSS_LOSSES_LOGPROBS_H_
-#define TILELOSS_LOSSES_LOGPROBS_H_
+#pragma once
 
 #include "losses/loss.h"
 
@@ -35,11 +34,8 @@ class Logprobs {
     return {.name = "logprobs",
             .is_loss = false,
             .options_size = sizeof(tileloss_logprobs_options),
-            .fields = {},
             .tensors = kRowGrads,
             .make = &make_stage<Logprobs>,
-            .check = nullptr,
-            .is_per_row = nullptr,
             .takes_several_labels = true};
   }
 
@@ -48,5 +44,3 @@ class Logprobs {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_LOGPROBS_H_

@@ -1,7 +1,6 @@
 // What a loss is made of: what it computes for a row, the fields of its options struct, and the inputs that it takes. One header
 // per loss, one name in all_losses.h; sweeps, entry points, tools and front ends find it from there.
-#ifndef TILELOSS_LOSSES_LOSS_H_
-#define TILELOSS_LOSSES_LOSS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -88,15 +87,15 @@ struct LossInfo {
   const char* name;
   bool is_loss;  // false: row outputs only, upstream gradients per row
   std::size_t options_size;
-  std::span<const tileloss_field> fields;  // what follows the CommonOptions
-  std::uint32_t tensors;                   // TensorGroups that it takes, besides those that every function does
+  std::span<const tileloss_field> fields = {};  // what follows the CommonOptions
+  std::uint32_t tensors;                        // TensorGroups that it takes, besides those that every function does
   std::unique_ptr<RowStage> (*make)(const LossContext& context);
   // Checks that concern more than one option or tensor; empty: fine. May be null.
-  std::string (*check)(const LossContext& context);
+  std::string (*check)(const LossContext& context) = nullptr;
   // The same for numbers behind pointers, which only the call may read. May be null.
   std::string (*check_numbers)(const void* options) = nullptr;
   // Whether the output is one loss per row rather than the sum of what `row` returns; null: the sum.
-  bool (*is_per_row)(const void* options);
+  bool (*is_per_row)(const void* options) = nullptr;
   // "a|b|c": names that set_preset knows, and what `metrics` holds. Null: none.
   const char* presets = nullptr;
   void (*set_preset)(std::string_view name, void* options) = nullptr;
@@ -111,5 +110,3 @@ struct LossInfo {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_LOSS_H_

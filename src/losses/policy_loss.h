@@ -8,8 +8,7 @@
 //   dloss/dH_t = -u_t entropy_coef * (1 / tokens kept, or a_t)
 // from which row_coefficients.h makes the gradient of the logits. Source: losses.md, "Policy losses", checked there against TRL,
 // verl and Liger.
-#ifndef TILELOSS_LOSSES_POLICY_LOSS_H_
-#define TILELOSS_LOSSES_POLICY_LOSS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -352,5 +351,3 @@ class PolicyLoss {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_POLICY_LOSS_H_

@@ -1,6 +1,5 @@
 // The losses there are.
-#ifndef TILELOSS_LOSSES_REGISTRY_H_
-#define TILELOSS_LOSSES_REGISTRY_H_
+#pragma once
 
 #include <deque>
 #include <string>
@@ -31,5 +30,3 @@ const RegisteredLoss* find_loss(std::string_view name);
 void add_loss(const LossInfo& info);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_REGISTRY_H_

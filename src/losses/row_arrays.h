@@ -1,6 +1,5 @@
 // Rows of the public row state's arrays.
-#ifndef TILELOSS_LOSSES_ROW_ARRAYS_H_
-#define TILELOSS_LOSSES_ROW_ARRAYS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -118,5 +117,3 @@ struct PairStates {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_ROW_ARRAYS_H_

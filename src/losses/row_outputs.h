@@ -1,6 +1,5 @@
 // What a forward reports of each row besides its loss, made of the row's statistics. Plain data, for host and device.
-#ifndef TILELOSS_LOSSES_ROW_OUTPUTS_H_
-#define TILELOSS_LOSSES_ROW_OUTPUTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -93,5 +92,3 @@ struct RowOutputs {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_ROW_OUTPUTS_H_

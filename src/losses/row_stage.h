@@ -1,7 +1,6 @@
 // The row stage on the host: the one virtual face of a loss. What a loss computes is a plain class (LossInfo::make says which),
 // whose row() runs on devices as well; HostStage gives it this face.
-#ifndef TILELOSS_LOSSES_ROW_STAGE_H_
-#define TILELOSS_LOSSES_ROW_STAGE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -107,5 +106,3 @@ std::unique_ptr<RowStage> make_stage(const LossContext& context) {
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_ROW_STAGE_H_

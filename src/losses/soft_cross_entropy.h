@@ -3,8 +3,7 @@
 //   dL/dz_j = w_i (p_j sum_k c_k q'_k - c_j q'_j)
 // mean divides by the sum of w_i (PyTorch: the number of rows), or by num_items; a denominator of 0 gives 0. The sum is a sweep's
 // (core/divergence.h: ClassProbabilities). Source: losses.md; torch.nn.functional.cross_entropy.
-#ifndef TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
-#define TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_
+#pragma once
 
 #include "losses/loss.h"
 #include "schema/option_fields.h"
@@ -56,5 +55,3 @@ class SoftCrossEntropy {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_SOFT_CROSS_ENTROPY_H_

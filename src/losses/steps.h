@@ -2,8 +2,7 @@
 // functions of the loss, each called for 0 to count - 1 in any order, one step after the other, on the copy of the loss that lies
 // where the data does. A device brings a class of these three functions; HostSteps is the host's. Steps are public and not const,
 // or nvcc's host code does not compile.
-#ifndef TILELOSS_LOSSES_STEPS_H_
-#define TILELOSS_LOSSES_STEPS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -58,5 +57,3 @@ class HostSteps {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_STEPS_H_

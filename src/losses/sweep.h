@@ -2,8 +2,7 @@
 // that the caller gives for each row,
 //   dL/dz_j = target [j = y] + p_j (prob + prob_logp log p_j) + uniform c_j       (core/row_coefficients.h)
 // A row's label is a column of this matrix; of any other label the target is elsewhere.
-#ifndef TILELOSS_LOSSES_SWEEP_H_
-#define TILELOSS_LOSSES_SWEEP_H_
+#pragma once
 
 #include "losses/loss.h"
 
@@ -25,11 +24,9 @@ class Sweep {
     return {.name = "sweep",
             .is_loss = false,
             .options_size = sizeof(tileloss_sweep_options),
-            .fields = {},
             .tensors = kCoefficients | kClassWeights,
             .make = &make_stage<Sweep>,
             .check = &check_temperature_on,
-            .is_per_row = nullptr,
             .may_be_elsewhere = true};
   }
 
@@ -38,5 +35,3 @@ class Sweep {
 };
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_LOSSES_SWEEP_H_

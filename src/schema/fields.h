@@ -1,7 +1,6 @@
 // The fields of options structs: what validation, the plan's fingerprint, introspection and every front end know of an option.
 // The library's own are in option_fields.h; registry.cpp puts those that all losses have in front.
-#ifndef TILELOSS_SCHEMA_FIELDS_H_
-#define TILELOSS_SCHEMA_FIELDS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -53,5 +52,3 @@ constexpr tileloss_field choice_field(const char* name, std::size_t offset, int 
 }
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_FIELDS_H_

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
 
-A file is either made whole, or has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in
-REGIONS, or NAME of FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index";
-or "enums NAME, NAME".
+A file has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in REGIONS, or NAME of
+FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index"; or "enums NAME,
+NAME".
 A docstring's line that begins with "Options", "Tensors" or "Values of NAME" and ends with a colon is the head of a list: of the
 arguments before it, of what may go with their function's rows, of what an option may be.
 """
@@ -27,10 +27,6 @@ _REGION = re.compile(
 )
 _OPTIONS_PATTERN = re.compile(r"(\w+) of (\w+)(?: but (.+))?")
 
-WHOLE: dict[str, Callable[[Table], str]] = {
-    "src/schema/option_fields.h": write_c.fields_header,
-    "src/api/named_functions.cpp": write_c.named_functions,
-}
 WITH_REGIONS = (
     "include/tileloss/*.h*",
     "docs/users/*.md",
@@ -41,6 +37,8 @@ WITH_REGIONS = (
 REGIONS: dict[str, Callable[[Table], str]] = {
     "options": write_c.header_options,
     "arguments": write_c.header_arguments,
+    "fields": write_c.option_fields,
+    "named functions": write_c.named_functions,
     "tensors": write_c.tensor_slots,
     "functions": write_c.header_functions,
     "options in C++": write_c.cpp_options,
@@ -118,7 +116,7 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
     ]:
         if f" generated: {name}" not in whole:
             raise TableError(f"no file has the region {name!r}")
-    return found | {root / path: make(table) for path, make in WHOLE.items()}
+    return found
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:

@@ -1,13 +1,12 @@
 // The options of every function as fields, in the order of tileloss_field's members; presets; metrics.
-// Written by ./dev generate from src/schema/table.toml, which is the file to edit.
-#ifndef TILELOSS_SCHEMA_OPTION_FIELDS_H_
-#define TILELOSS_SCHEMA_OPTION_FIELDS_H_
+#pragma once
 
 #include "schema/fields.h"
 
 namespace tileloss::impl {
 
 // clang-format off
+// generated: fields, by ./dev generate from src/schema/table.toml
 inline constexpr tileloss_field kLogitFields[] = {
     {"logit_scale", TILELOSS_FIELD_DOUBLE, 0, offsetof(tileloss_logprobs_options, logit.logit_scale), 1, 0, kUnbounded, 1, 0, nullptr, nullptr, 0},
     {"softcap", TILELOSS_FIELD_DOUBLE, 0, offsetof(tileloss_logprobs_options, logit.softcap), 0, 0, kUnbounded, 0, 0, nullptr, nullptr, 0},
@@ -120,8 +119,7 @@ inline constexpr tileloss_field kSparseDistillationFields[] = {
     {"scale_by_temperature_squared", TILELOSS_FIELD_CHOICE, 0, offsetof(tileloss_sparse_distillation_options, scale_by_temperature_squared), 0, 0, 1, 0, 0, "false|true", nullptr, 0},
     {"tail", TILELOSS_FIELD_CHOICE, 0, offsetof(tileloss_sparse_distillation_options, tail), 0, 0, 2, 0, 0, "lump|ignore|renormalise", nullptr, 0},
 };
+// end of generated
 // clang-format on
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_OPTION_FIELDS_H_

@@ -2,7 +2,6 @@
 #include "schema/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -12,18 +11,12 @@
 namespace tileloss::impl {
 namespace {
 
-std::string text(double x) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
-  return {buffer, end};
-}
-
 std::string range(const tileloss_field& f) {
-  if (f.type == TILELOSS_FIELD_CHOICE) return "one of " + std::string(f.choices) + " (0 to " + text(f.maximum) + ")";
+  if (f.type == TILELOSS_FIELD_CHOICE) return "one of " + std::string(f.choices) + " (0 to " + text_of(f.maximum) + ")";
   const bool has_upper = f.maximum < 0x1p62;
-  std::string s = std::string("a number ") + (f.exclusive_minimum != 0 ? "> " : ">= ") + text(f.minimum);
-  if (has_upper) s += " and <= " + text(f.maximum);
-  if (f.has_absent != 0 && !std::isnan(f.default_value)) s += ", or " + text(f.default_value);
+  std::string s = std::string("a number ") + (f.exclusive_minimum != 0 ? "> " : ">= ") + text_of(f.minimum);
+  if (has_upper) s += " and <= " + text_of(f.maximum);
+  if (f.has_absent != 0 && !std::isnan(f.default_value)) s += ", or " + text_of(f.default_value);
   return s;
 }
 
@@ -87,7 +80,7 @@ const float* pointer_of(const tileloss_field& f, const void* options) {
   return f.type == TILELOSS_FIELD_SCALAR ? read<tileloss_scalar>(options, f.offset).pointer : nullptr;
 }
 
-Status out_of_range(const tileloss_field& f, double x) { return expected(f.name, range(f, x), text(x)); }
+Status out_of_range(const tileloss_field& f, double x) { return expected(f.name, range(f, x), text_of(x)); }
 
 Status check_options(Fields fields, const void* options, bool with_pointers) {
   for (const tileloss_field& f : fields) {
@@ -156,7 +149,7 @@ Status set_number(Fields fields, const char* function, const char* name, double 
     case TILELOSS_FIELD_CHOICE: break;
   }
   const bool is_whole = std::fabs(value) < 0x1p62 && value == std::trunc(value);
-  if (!is_whole || (f->type == TILELOSS_FIELD_CHOICE && !in_range(*f, value))) return expected(name, range(*f), text(value));
+  if (!is_whole || (f->type == TILELOSS_FIELD_CHOICE && !in_range(*f, value))) return expected(name, range(*f), text_of(value));
   if (f->type == TILELOSS_FIELD_INT64) write(options, f->offset, static_cast<std::int64_t>(value));
   if (f->type == TILELOSS_FIELD_CHOICE) write(options, f->offset, static_cast<std::int32_t>(value));
   return {};

@@ -1,6 +1,5 @@
 // Options structs through their field tables: defaults, ranges, identity.
-#ifndef TILELOSS_SCHEMA_OPTIONS_H_
-#define TILELOSS_SCHEMA_OPTIONS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -51,5 +50,3 @@ Status set_choice(Fields fields, const char* function, const char* name, const c
 Status set_pointer(Fields fields, const char* function, const char* name, const float* pointer, void* options);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_OPTIONS_H_

@@ -1,9 +1,9 @@
 // A failed call's code and message on their way to the boundary (api/boundary.h).
-#ifndef TILELOSS_SCHEMA_STATUS_H_
-#define TILELOSS_SCHEMA_STATUS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
+#include <charconv>
 #include <string>
 #include <utility>
 
@@ -22,6 +22,10 @@ inline Status expected(const std::string& name, const std::string& wanted, const
   return invalid(name + ": expected " + wanted + ", got " + given);
 }
 
-}  // namespace tileloss::impl
+// The shortest digits that say which double it is.
+inline std::string text_of(double x) {
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, x).ptr};
+}
 
-#endif  // TILELOSS_SCHEMA_STATUS_H_
+}  // namespace tileloss::impl

@@ -24,56 +24,56 @@ using A = tileloss_args;
 constexpr TensorSlot kSlots[] = {
     // clang-format off
     // generated: tensors, by ./dev generate from src/schema/table.toml
-    {"logits", nullptr, &A::logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kFromLogits, kWithVocabulary, true, 0},
-    {"dlogits", nullptr, &A::dlogits, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kLogits, kFromLogits, kWithGradient, true, 0},
-    {"hidden", nullptr, &A::hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHidden, kFromHidden, kWithVocabulary, true, 0},
-    {"head", nullptr, &A::head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHead, kFromHidden, kWithVocabulary, true, 0},
-    {"dhidden", nullptr, &A::dhidden, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHidden, kFromHidden, kWithGradient, false, 0},
-    {"dhead", nullptr, &A::dhead, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHead, kFromHidden, kWithGradient, false, 0},
-    {"hidden_r", nullptr, &A::hidden_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHiddenR, kFromHidden, kWithVocabulary, false, 0},
-    {"head_r", nullptr, &A::head_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHeadR, kFromHidden, kWithVocabulary, false, 0},
-    {"dhidden_r", nullptr, &A::dhidden_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHiddenR, kFromHidden, kWithGradient, false, 0},
-    {"dhead_r", nullptr, &A::dhead_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHeadR, kFromHidden, kWithGradient, false, 0},
-    {"labels", &A::labels, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kRows, 0, kAll, true, 0},
-    {"token_weights", &A::token_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kTokenWeights, kAll, false, 0},
-    {"class_weights", &A::class_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kClasses, kClassWeights, kAll, false, 0},
-    {"loss_grad", &A::loss_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kLosses, kLossGrad, kAll, false, 0},
-    {"logp_grad", &A::logp_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
-    {"lse_grad", &A::lse_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
-    {"entropy_grad", &A::entropy_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
-    {"mean_logit_grad", &A::mean_logit_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kRowGrads, kAll, false, 0},
-    {"target_coef", &A::target_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kCoefficients, kAll, false, 0},
-    {"prob_plus_target_coef", &A::prob_plus_target_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kCoefficients, kAll, false, 0},
-    {"prob_logp_coef", &A::prob_logp_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kCoefficients, kAll, false, 0},
-    {"uniform_coef", &A::uniform_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, kCoefficients, kAll, false, 0},
-    {"mask", &A::mask, nullptr, TILELOSS_ROLE_INPUT, kAnyMask, Shape::kRows, kMask, kAll, false, 0},
-    {"old_logp", &A::old_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
-    {"ref_logp", &A::ref_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
-    {"sampler_logp", &A::sampler_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, kPolicyLogps, kAll, false, 0},
-    {"advantages", &A::advantages, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kAdvantages, kAdvantages, kAll, true, 0},
-    {"sequence_offsets", &A::sequence_offsets, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kSequenceOffsets, kSequences, kAll, false, 0},
-    {"bias", &A::bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kFromHidden, kWithVocabulary, false, 0},
-    {"dbias", &A::dbias, nullptr, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kColumns, kFromHidden, kWithGradient, false, 0},
-    {"loss", &A::loss, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kLosses, kLosses, kAll, false, 0},
-    {"logp", &A::logp, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
-    {"lse", &A::lse, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
-    {"entropy", &A::entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
-    {"argmax", &A::argmax, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_INT64), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
-    {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
-    {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_COLLISION_SUM},
-    {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_SMOOTHING_SUM},
-    {"allowed", nullptr, &A::allowed, TILELOSS_ROLE_INPUT, dtype_bit(TILELOSS_INT32), Shape::kWords, 0, kWithVocabulary, false, 0},
-    {"teacher_logits", nullptr, &A::teacher_logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTeacherLogits, kWithVocabulary, true, 0},
-    {"teacher_hidden", nullptr, &A::teacher_hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHidden, kTeacherHead, kWithVocabulary, true, 0},
-    {"teacher_head", nullptr, &A::teacher_head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHead, kTeacherHead, kWithVocabulary, true, 0},
-    {"target_probs", nullptr, &A::target_probs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, kTargetProbs, kWithVocabulary, true, 0},
-    {"teacher_ids", nullptr, &A::teacher_ids, TILELOSS_ROLE_INPUT, kInteger, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
-    {"teacher_logprobs", nullptr, &A::teacher_logprobs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherColumns, kTeacherColumns, kWithVocabulary, true, 0},
-    {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, kTeacherHead, kWithVocabulary, false, 0},
-    {"divergence", &A::divergence, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit},
-    {"teacher_entropy", &A::teacher_entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
-    {"agreement", &A::agreement, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
-    {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, kStepMetrics, kAll, false, 0},
+    {"logits", nullptr, &A::logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, "N,V", kFromLogits, kWithVocabulary, true, 0},
+    {"dlogits", nullptr, &A::dlogits, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kLogits, "N,V", kFromLogits, kWithGradient, true, 0},
+    {"hidden", nullptr, &A::hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHidden, "N,H", kFromHidden, kWithVocabulary, true, 0},
+    {"head", nullptr, &A::head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHead, "V,H", kFromHidden, kWithVocabulary, true, 0},
+    {"dhidden", nullptr, &A::dhidden, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHidden, "N,H", kFromHidden, kWithGradient, false, 0},
+    {"dhead", nullptr, &A::dhead, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHead, "V,H", kFromHidden, kWithGradient, false, 0},
+    {"hidden_r", nullptr, &A::hidden_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHiddenR, "N,R", kFromHidden, kWithVocabulary, false, 0},
+    {"head_r", nullptr, &A::head_r, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kHeadR, "V,R", kFromHidden, kWithVocabulary, false, 0},
+    {"dhidden_r", nullptr, &A::dhidden_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHiddenR, "N,R", kFromHidden, kWithGradient, false, 0},
+    {"dhead_r", nullptr, &A::dhead_r, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kHeadR, "V,R", kFromHidden, kWithGradient, false, 0},
+    {"labels", &A::labels, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kRows, "N", 0, kAll, true, 0},
+    {"token_weights", &A::token_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, "N", kTokenWeights, kAll, false, 0},
+    {"class_weights", &A::class_weights, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kClasses, "C", kClassWeights, kAll, false, 0},
+    {"loss_grad", &A::loss_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kLosses, "L", kLossGrad, kAll, false, 0},
+    {"logp_grad", &A::logp_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kRowGrads, kAll, false, 0},
+    {"lse_grad", &A::lse_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kRowGrads, kAll, false, 0},
+    {"entropy_grad", &A::entropy_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kRowGrads, kAll, false, 0},
+    {"mean_logit_grad", &A::mean_logit_grad, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kRowGrads, kAll, false, 0},
+    {"target_coef", &A::target_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kCoefficients, kAll, false, 0},
+    {"prob_plus_target_coef", &A::prob_plus_target_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kCoefficients, kAll, false, 0},
+    {"prob_logp_coef", &A::prob_logp_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kCoefficients, kAll, false, 0},
+    {"uniform_coef", &A::uniform_coef, nullptr, TILELOSS_ROLE_UPSTREAM, kFloat, Shape::kRows, "N", kCoefficients, kAll, false, 0},
+    {"mask", &A::mask, nullptr, TILELOSS_ROLE_INPUT, kAnyMask, Shape::kRows, "N", kMask, kAll, false, 0},
+    {"old_logp", &A::old_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, "N", kPolicyLogps, kAll, false, 0},
+    {"ref_logp", &A::ref_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, "N", kPolicyLogps, kAll, false, 0},
+    {"sampler_logp", &A::sampler_logp, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kRows, "N", kPolicyLogps, kAll, false, 0},
+    {"advantages", &A::advantages, nullptr, TILELOSS_ROLE_INPUT, kFloat, Shape::kAdvantages, "B|N", kAdvantages, kAll, true, 0},
+    {"sequence_offsets", &A::sequence_offsets, nullptr, TILELOSS_ROLE_INPUT, kInteger, Shape::kSequenceOffsets, "B+1", kSequences, kAll, false, 0},
+    {"bias", &A::bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, "V", kFromHidden, kWithVocabulary, false, 0},
+    {"dbias", &A::dbias, nullptr, TILELOSS_ROLE_GRADIENT, kAnyFloat, Shape::kColumns, "V", kFromHidden, kWithGradient, false, 0},
+    {"loss", &A::loss, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kLosses, "L", kLosses, kAll, false, 0},
+    {"logp", &A::logp, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"lse", &A::lse, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"entropy", &A::entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
+    {"argmax", &A::argmax, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_INT64), Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
+    {"correct", &A::correct, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
+    {"log_sum_sq_probs", &A::log_sum_sq_probs, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_COLLISION_SUM},
+    {"mean_logit", &A::mean_logit, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", 0, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_SMOOTHING_SUM},
+    {"allowed", nullptr, &A::allowed, TILELOSS_ROLE_INPUT, dtype_bit(TILELOSS_INT32), Shape::kWords, "N,W", 0, kWithVocabulary, false, 0},
+    {"teacher_logits", nullptr, &A::teacher_logits, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, "N,V", kTeacherLogits, kWithVocabulary, true, 0},
+    {"teacher_hidden", nullptr, &A::teacher_hidden, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHidden, "N,G", kTeacherHead, kWithVocabulary, true, 0},
+    {"teacher_head", nullptr, &A::teacher_head, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherHead, "V,G", kTeacherHead, kWithVocabulary, true, 0},
+    {"target_probs", nullptr, &A::target_probs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kLogits, "N,V", kTargetProbs, kWithVocabulary, true, 0},
+    {"teacher_ids", nullptr, &A::teacher_ids, TILELOSS_ROLE_INPUT, kInteger, Shape::kTeacherColumns, "N,K", kTeacherColumns, kWithVocabulary, true, 0},
+    {"teacher_logprobs", nullptr, &A::teacher_logprobs, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kTeacherColumns, "N,K", kTeacherColumns, kWithVocabulary, true, 0},
+    {"teacher_bias", &A::teacher_bias, nullptr, TILELOSS_ROLE_INPUT, kAnyFloat, Shape::kColumns, "V", kTeacherHead, kWithVocabulary, false, 0},
+    {"divergence", &A::divergence, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit},
+    {"teacher_entropy", &A::teacher_entropy, nullptr, TILELOSS_ROLE_ROW_OUTPUT, kFloat, Shape::kRows, "N", kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ENTROPY_SUM},
+    {"agreement", &A::agreement, nullptr, TILELOSS_ROLE_ROW_OUTPUT, dtype_bit(TILELOSS_UINT8), Shape::kRows, "N", kDivergence, kWithValue | kBackward, false, kMaxSumLabelLogit | TILELOSS_STATE_ARGMAX},
+    {"metrics", &A::metrics, nullptr, TILELOSS_ROLE_OUTPUT, kFloat, Shape::kMetrics, "M", kStepMetrics, kAll, false, 0},
     // end of generated
     // clang-format on
 };
@@ -90,28 +90,6 @@ constexpr StateArray kStateArrays[] = {
     {"row_state.allowed_weight", TILELOSS_STATE_ALLOWED_WEIGHT, &tileloss_row_state::allowed_weight},
     {"row_state.label_logits", TILELOSS_STATE_LABEL_LOGITS, &tileloss_row_state::label_logits},
 };
-
-const char* letters(Shape shape) {
-  switch (shape) {
-    case Shape::kRows: return "N";
-    case Shape::kClasses: return "C";
-    case Shape::kColumns: return "V";
-    case Shape::kLosses: return "L";
-    case Shape::kSequenceOffsets: return "B+1";
-    case Shape::kAdvantages: return "B|N";
-    case Shape::kMetrics: return "M";
-    case Shape::kLogits: return "N,V";
-    case Shape::kHidden: return "N,H";
-    case Shape::kHead: return "V,H";
-    case Shape::kTeacherHidden: return "N,G";
-    case Shape::kTeacherHead: return "V,G";
-    case Shape::kTeacherColumns: return "N,K";
-    case Shape::kWords: return "N,W";
-    case Shape::kHiddenR: return "N,R";
-    case Shape::kHeadR: return "V,R";
-  }
-  return "";
-}
 
 // Member pointers have no offset in the language, but a struct that they point into has.
 std::size_t offset_of(const TensorSlot& slot) {
@@ -134,7 +112,7 @@ std::vector<tileloss_tensor> tensors_of(std::uint32_t groups) {
   for (const TensorSlot& slot : kSlots) {
     if (slot.groups != 0 && (slot.groups & groups) == 0) continue;
     tensors.push_back({slot.name, offset_of(slot), slot.vector != nullptr ? 1 : 2, slot.role, slot.dtypes, slot.passes,
-                       letters(slot.shape), slot.state_arrays, is_required(slot, groups) ? 1 : 0});
+                       slot.letters, slot.state_arrays, is_required(slot, groups) ? 1 : 0});
   }
   return tensors;
 }
@@ -163,6 +141,16 @@ const char* dtype_name(tileloss_dtype t) {
     case TILELOSS_UINT8: return "uint8";
   }
   return "an unknown dtype";
+}
+
+const char* pass_name(tileloss_pass pass) {
+  switch (as_enum<TILELOSS_FORWARD>(pass)) {
+    case TILELOSS_FORWARD: return "forward";
+    case TILELOSS_BACKWARD: return "backward";
+    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
+    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
+  }
+  return "unknown";
 }
 
 std::span<const StateArray> state_arrays() { return kStateArrays; }

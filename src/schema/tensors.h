@@ -1,7 +1,6 @@
 // The one table of the tensors of tileloss_args: validation, overlap checks, the plan's fingerprint, introspection, and through
 // it the tools and the front ends go over it.
-#ifndef TILELOSS_SCHEMA_TENSORS_H_
-#define TILELOSS_SCHEMA_TENSORS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -37,7 +36,7 @@ enum TensorGroups : std::uint32_t {
 // The arrays that every saved row state holds.
 inline constexpr std::uint32_t kMaxSumLabelLogit = TILELOSS_STATE_MAX | TILELOSS_STATE_SUM | TILELOSS_STATE_LABEL_LOGIT;
 
-// The rule for a tensor's size; tileloss_tensor has the letters.
+// The rule for a tensor's size.
 enum class Shape {
   kRows,
   kClasses,
@@ -64,6 +63,7 @@ struct TensorSlot {
   tileloss_tensor_role role;
   std::uint32_t dtypes;  // bits 1 << tileloss_dtype
   Shape shape;
+  const char* letters;   // tileloss_tensor.shape
   std::uint32_t groups;  // the function takes it if it has one of them; 0: every function does
   std::uint32_t passes;  // bits 1 << tileloss_pass
   bool is_required = false;
@@ -88,6 +88,7 @@ inline bool present(const tileloss_args& a, const TensorSlot& slot) {
 }
 
 const char* dtype_name(tileloss_dtype t);
+const char* pass_name(tileloss_pass pass);
 std::int64_t element_bytes(tileloss_dtype t);
 
 // ------------------------------------------------------------------------------------------------------------- row state
@@ -107,5 +108,3 @@ std::span<const StateArray> state_arrays();
 std::uint32_t present_arrays(const tileloss_row_state& state);
 
 }  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_TENSORS_H_

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from option_table import RANGE, Entry, Function, Option, Presets, Struct, Table, TableError, Tensor
 
 WIDTH = 130
-NOTE = "// Written by ./dev generate from src/schema/table.toml, which is the file to edit.\n"
 
 # -------------------------------------------------------------------------------------------------------------- text
 
@@ -180,29 +180,44 @@ def cpp_type(tensor: Tensor) -> str:
 
 
 def cpp_arguments(table: Table) -> str:
-    return "\n".join(map(cpp_struct, table.functions))
+    taken = {tensor.name for function in table.functions for tensor in function.tensors}
+    copies = ""
+    for tensor in chain.from_iterable(members for _, members in table.sections):
+        name, value = tensor.name, f"from.{tensor.name}{'' if tensor.type else '.c()'}"
+        if name in taken:
+            copies += f"  if constexpr (requires {{ from.{name}; }}) args.{name} = {value};\n"
+    return "\n".join([C_ARGUMENTS.replace("COPIES", copies), *map(cpp_struct, table.functions)])
+
+
+C_ARGUMENTS = """namespace detail {
+
+// What `from` has of the C ABI's arguments.
+template <class Args>
+tileloss_args c_args(const Args& from) noexcept {
+  tileloss_args args;
+  tileloss_args_init(&args);
+COPIES  return args;
+}
+
+}  // namespace detail
+"""
 
 
 def cpp_struct(function: Function) -> str:
-    members, copies = list[tuple[str, str]](), ""
+    members = list[tuple[str, str]]()
     for tensor in function.tensors:
         kind, name = cpp_type(tensor), tensor.name
         absent = {"*": " = nullptr", "t": " = 0"}.get(kind[-1], " = {}")
         if name == "labels" and function.needs_labels:
             absent = ""
         members.append((f"  {kind} {name}{absent};", tensor.said))
-        copies += f"    args.{name} = {name}{'' if tensor.type else '.c()'};\n"
     return f"""struct {camel(function.name)}Args {{
   using Options = {camel(function.name)}Options;
   static constexpr const char* kFunction = "{function.name}";
   static constexpr const char* kLinearFunction = "linear_{function.name}";
 
 {aligned(members)}
-  [[nodiscard]] tileloss_args c() const noexcept {{
-    tileloss_args args;
-    tileloss_args_init(&args);
-{copies}    return args;
-  }}
+  [[nodiscard]] tileloss_args c() const noexcept {{ return detail::c_args(*this); }}
 }};
 """
 
@@ -256,7 +271,7 @@ def field(option: Option, struct: Struct, path: str, owner: str) -> str:
     )
 
 
-def fields_header(table: Table) -> str:
+def option_fields(table: Table) -> str:
     parts = []
     for struct in table.structs:
         name, path, owner = camel(struct.name), "", f"tileloss_{struct.name}_options"
@@ -270,7 +285,7 @@ def fields_header(table: Table) -> str:
             parts.append(f'inline constexpr const char* k{name}MetricNames = "{names}";\n')
         if struct.presets:
             parts.append(presets(name, struct, struct.presets))
-    return FIELDS_HEADER.replace("PARTS", "\n".join(parts))
+    return "\n".join(parts)
 
 
 def presets(name: str, struct: Struct, given: Presets) -> str:
@@ -289,23 +304,6 @@ def presets(name: str, struct: Struct, given: Presets) -> str:
     )
 
 
-FIELDS_HEADER = f"""// The options of every function as fields, in the order of tileloss_field's members; presets; metrics.
-{NOTE}#ifndef TILELOSS_SCHEMA_OPTION_FIELDS_H_
-#define TILELOSS_SCHEMA_OPTION_FIELDS_H_
-
-#include "schema/fields.h"
-
-namespace tileloss::impl {{
-
-// clang-format off
-PARTS// clang-format on
-
-}}  // namespace tileloss::impl
-
-#endif  // TILELOSS_SCHEMA_OPTION_FIELDS_H_
-"""
-
-
 def tensor_slots(table: Table) -> str:
     text = ""
     for tensor in table.tensors:
@@ -319,7 +317,8 @@ def tensor_slots(table: Table) -> str:
         group = f"k{camel(tensor.group)}" if tensor.group else "0"
         text += (
             f'    {{"{name}", {places}, TILELOSS_ROLE_{tensor.role.upper()}, {tensor.dtypes.in_cpp}, '
-            f"Shape::k{tensor.shape.in_cpp}, {group}, {passes}, {str(tensor.required).lower()}, {held}}},\n"
+            f'Shape::k{tensor.shape.in_cpp}, "{tensor.shape.name}", '
+            f"{group}, {passes}, {str(tensor.required).lower()}, {held}}},\n"
         )
     return text
 
@@ -343,10 +342,7 @@ def enums(table: Table, names: Sequence[str]) -> str:
 
 
 def named_functions(table: Table) -> str:
-    text = f"// A function of its own for every name and pass that tileloss_call knows.\n{NOTE}"
-    text += '#include <tileloss/tileloss.h>\n\nextern "C" {\n\n'
-    for _, typed, name, which, parameters in typed_functions(table):
-        text += filled(f"tileloss_status tileloss_{typed}", parameters, " {")
-        call = f'tileloss_call("{name}", TILELOSS_{which.upper()}, args, options, plan, run)'
-        text += f"  return {call};\n}}\n"
-    return text + '\n}  // extern "C"\n'
+    return "".join(
+        f'NAMED({typed}, {function.name}, "{name}", TILELOSS_{which.upper()})\n'
+        for function, typed, name, which, _ in typed_functions(table)
+    )

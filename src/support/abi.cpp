@@ -58,13 +58,21 @@ Enum find_name(const std::string& name, Enum count, NameOf name_of, const char* 
   throw ToolError(kExitUsage, formatted("{} '{}' is unknown", what, shown(name)));
 }
 
+// name_of(0), name_of(1), ...
+template <class NameOf>
+std::vector<std::string> names_of(int64_t count, NameOf name_of) {
+  std::vector<std::string> names;
+  for (int32_t value = 0; value < count; ++value) names.emplace_back(name_of(value));
+  return names;
+}
+
 // The library's names are the list.
 tileloss_isa isa_count() {
   tileloss_isa count = 0;
   while (std::strcmp(tileloss_isa_name(count), "unknown") != 0) ++count;
   return count;
 }
-constexpr tileloss_pass kPasses[] = {TILELOSS_FORWARD, TILELOSS_BACKWARD, TILELOSS_VALUE_AND_GRAD};
+constexpr tileloss_pass kPassCount = TILELOSS_VALUE_AND_GRAD + 1;  // that take logits
 constexpr tileloss_schedule kScheduleCount = TILELOSS_SCHEDULE_SWEEPS + 1;
 
 }  // namespace
@@ -95,9 +103,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 }
 
 std::vector<std::string> Function::names() {
-  std::vector<std::string> names;
-  for (int64_t index = 0; index < tileloss_function_count(); ++index) names.emplace_back(function_info(index).name);
-  return names;
+  return names_of(tileloss_function_count(), [](int32_t index) { return function_info(index).name; });
 }
 
 Function Function::of(std::string_view loss, bool is_linear) {
@@ -262,9 +268,7 @@ Json Function::to_json() const {
 }
 
 std::vector<std::string> dtype_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, format] : kDtypes) names.emplace_back(name);
-  return names;
+  return names_of(std::ssize(kDtypes), [](int32_t index) { return kDtypes[static_cast<size_t>(index)].first; });
 }
 
 NumberFormat parse_dtype(std::string_view name) {
@@ -283,18 +287,9 @@ tileloss_dtype abi_dtype(NumberFormat format) {
   return TILELOSS_NONE;
 }
 
-std::vector<std::string> isa_names() {
-  std::vector<std::string> names;
-  for (tileloss_isa isa = 0; isa < isa_count(); ++isa) names.emplace_back(tileloss_isa_name(isa));
-  return names;
-}
+std::vector<std::string> isa_names() { return names_of(isa_count(), tileloss_isa_name); }
 
-std::vector<std::string> schedule_names() {
-  std::vector<std::string> names;
-  for (tileloss_schedule schedule = 0; schedule < kScheduleCount; ++schedule)
-    names.emplace_back(tileloss_schedule_name(schedule));
-  return names;
-}
+std::vector<std::string> schedule_names() { return names_of(kScheduleCount, tileloss_schedule_name); }
 
 std::vector<std::string> cuda_kernel_names() { return {std::begin(kKernelNames), std::end(kKernelNames)}; }
 
@@ -349,24 +344,10 @@ Json plan_facts(const tileloss_plan& plan) {
   return Json::parse(text);
 }
 
-const char* pass_name(tileloss_pass pass) {
-  switch (pass) {
-    case TILELOSS_FORWARD: return "forward";
-    case TILELOSS_BACKWARD: return "backward";
-    case TILELOSS_VALUE_AND_GRAD: return "value_and_grad";
-    case TILELOSS_FROM_ROW_STATE: return "from_row_state";
-    default: return "?";
-  }
-}
-
-std::vector<std::string> pass_names() {
-  std::vector<std::string> names;
-  for (const tileloss_pass pass : kPasses) names.emplace_back(pass_name(pass));
-  return names;
-}
+std::vector<std::string> pass_names() { return names_of(kPassCount, pass_name); }
 
 tileloss_pass parse_pass(std::string_view name) {
-  for (const tileloss_pass pass : kPasses) {
+  for (tileloss_pass pass = 0; pass < kPassCount; ++pass) {
     if (name == pass_name(pass)) return pass;
   }
   throw ToolError(kExitUsage, formatted("pass '{}' is none of {}", shown(name), fmt::join(pass_names(), ", ")));

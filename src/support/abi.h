@@ -1,7 +1,6 @@
 // The tools' hold on the library: the C ABI by function name, with options set by field name from the library's own table, so
 // that a newly registered loss is known here without a change.
-#ifndef TILELOSS_SUPPORT_ABI_H_
-#define TILELOSS_SUPPORT_ABI_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "oracle/number_formats.h"
+#include "schema/tensors.h"
 #include "support/config.h"
 #include "support/exit_codes.h"
 #include "support/json.h"
@@ -133,12 +133,10 @@ void call(const Function& function, tileloss_pass pass, const tileloss_args& arg
 // The plan's facts by name, those of its device among them.
 Json plan_facts(const tileloss_plan& plan);
 
-const char* pass_name(tileloss_pass pass);
+using impl::pass_name;
 // forward, backward, value_and_grad: those that take logits or an LM head.
 std::vector<std::string> pass_names();
 // Throws ToolError (usage) for any other name.
 tileloss_pass parse_pass(std::string_view name);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_ABI_H_

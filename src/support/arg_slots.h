@@ -1,6 +1,5 @@
 // The tensors of a call, for tools that treat all of them alike.
-#ifndef TILELOSS_SUPPORT_ARG_SLOTS_H_
-#define TILELOSS_SUPPORT_ARG_SLOTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -114,5 +113,3 @@ void for_each_tensor(tileloss_args& args, tileloss_pass pass, const Visit& visit
 }
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_ARG_SLOTS_H_

@@ -1,7 +1,6 @@
 // A config is a tree in which every value knows where it stands, and each key is asked for by name, type and range: what nobody
 // asked for is unknown. Every error names the key and the line (or the --set).
-#ifndef TILELOSS_SUPPORT_CONFIG_H_
-#define TILELOSS_SUPPORT_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <filesystem>
@@ -74,5 +73,3 @@ class ConfigReader {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_CONFIG_H_

@@ -1,6 +1,5 @@
 // What Linux says of the processor.
-#ifndef TILELOSS_SUPPORT_CPU_MODEL_H_
-#define TILELOSS_SUPPORT_CPU_MODEL_H_
+#pragma once
 
 #include <istream>
 #include <string>
@@ -17,5 +16,3 @@ struct CpuModel {
 CpuModel cpu_model(std::istream& cpuinfo);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_CPU_MODEL_H_

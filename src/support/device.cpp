@@ -7,6 +7,7 @@
 #include "backends/device/copied_views.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
+#include "support/printable.h"
 
 namespace tileloss::tools {
 

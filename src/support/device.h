@@ -1,6 +1,5 @@
 // The device that a program's kernels run on.
-#ifndef TILELOSS_SUPPORT_DEVICE_H_
-#define TILELOSS_SUPPORT_DEVICE_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -44,5 +43,3 @@ class Device {
 Device read_device(ConfigReader& config);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_DEVICE_H_

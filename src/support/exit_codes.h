@@ -1,11 +1,8 @@
 // The program's exit codes, and the exception that carries one up to main().
-#ifndef TILELOSS_SUPPORT_EXIT_CODES_H_
-#define TILELOSS_SUPPORT_EXIT_CODES_H_
+#pragma once
 
 #include <stdexcept>
 #include <string>
-
-#include "support/printable.h"
 
 namespace tileloss::tools {
 
@@ -16,10 +13,10 @@ enum ExitCode : int {
   kExitEnvironment = 3,  // memory, device, file system
 };
 
-// The message goes to the terminal, in one line whatever stands in it; what may be long is shown() in it.
+// What may be long is shown() in the message.
 class ToolError : public std::runtime_error {
  public:
-  ToolError(ExitCode code, const std::string& message) : std::runtime_error(escaped(message)), code_(code) {}
+  ToolError(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ExitCode code() const { return code_; }
 
  private:
@@ -33,5 +30,3 @@ class OutOfMemory : public ToolError {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_EXIT_CODES_H_

@@ -1,7 +1,6 @@
 // fmt::format with fmt's own part compiled once, in format.cpp: as a header alone, which is all that every system
 // has of it, it took two seconds in each file.
-#ifndef TILELOSS_SUPPORT_FORMAT_H_
-#define TILELOSS_SUPPORT_FORMAT_H_
+#pragma once
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,5 +17,3 @@ std::string formatted(fmt::format_string<Arguments...> text, Arguments&&... argu
 }
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_FORMAT_H_

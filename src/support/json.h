@@ -1,7 +1,6 @@
 // The tools' JSON: nlohmann's ordered_json keeps the fields in the order they were written; NaN and infinities become null.
 // Declared only: who makes or reads one includes <nlohmann/json.hpp>, which takes seconds to compile.
-#ifndef TILELOSS_SUPPORT_JSON_H_
-#define TILELOSS_SUPPORT_JSON_H_
+#pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -10,5 +9,3 @@ namespace tileloss::tools {
 using Json = nlohmann::ordered_json;
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_JSON_H_

@@ -1,6 +1,5 @@
 // Memory of this process, and the buffers that benchmarks and checks run on.
-#ifndef TILELOSS_SUPPORT_MEMORY_H_
-#define TILELOSS_SUPPORT_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -57,5 +56,3 @@ class HugeBuffer {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_MEMORY_H_

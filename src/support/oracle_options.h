@@ -1,6 +1,5 @@
 // The options of a call as the oracle has them.
-#ifndef TILELOSS_SUPPORT_ORACLE_OPTIONS_H_
-#define TILELOSS_SUPPORT_ORACLE_OPTIONS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -23,5 +22,3 @@ oracle::DistillationOptions make_oracle_options(const tileloss_sparse_distillati
 oracle::DistillationOptions make_oracle_options(const tileloss_soft_cross_entropy_options& from);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_ORACLE_OPTIONS_H_

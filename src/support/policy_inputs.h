@@ -3,8 +3,7 @@
 //   PolicyTensors tensors = draw_policy_layout(draw);             // sequences, mask, advantages
 //   used[i] = tensors.in_use(i) && label is not ignored; rows[i]: the oracle's logp and entropy of each
 //   draw_policy_logps(draw, options, used, rows, tensors);        // old, ref and sampler logp, near the oracle's
-#ifndef TILELOSS_SUPPORT_POLICY_INPUTS_H_
-#define TILELOSS_SUPPORT_POLICY_INPUTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -67,5 +66,3 @@ void draw_policy_logps(const PolicyDraw& draw, const oracle::PolicyOptions& opti
 double clear_quantile(std::vector<double> entropies, double wanted);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_POLICY_INPUTS_H_

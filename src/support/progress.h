@@ -1,6 +1,5 @@
 // How far a long piece of work is.
-#ifndef TILELOSS_SUPPORT_PROGRESS_H_
-#define TILELOSS_SUPPORT_PROGRESS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -38,5 +37,3 @@ class Progress {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_PROGRESS_H_

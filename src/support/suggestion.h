@@ -1,6 +1,5 @@
 // The word that was meant.
-#ifndef TILELOSS_SUPPORT_SUGGESTION_H_
-#define TILELOSS_SUPPORT_SUGGESTION_H_
+#pragma once
 
 #include <string>
 #include <string_view>
@@ -12,5 +11,3 @@ namespace tileloss::tools {
 std::string did_you_mean(std::string_view given, const std::vector<std::string>& known);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_SUGGESTION_H_

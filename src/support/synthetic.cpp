@@ -52,27 +52,17 @@ std::int64_t spike_column(const LogitsSpec& spec, std::int64_t cols) {
   return -1;
 }
 
-constexpr LogitsSpec make_spec(bool uniform, double std, double offset, LogitsSpec::Spike spike, double label_boost) {
-  LogitsSpec spec;
-  spec.uniform = uniform;
-  spec.std = std;
-  spec.offset = offset;
-  spec.spike = spike;
-  spec.label_boost = label_boost;
-  return spec;
-}
-
 constexpr std::array<std::pair<std::string_view, LogitsSpec>, 10> kDistributions{{
-    {"normal", make_spec(false, 1.0, 0.0, LogitsSpec::Spike::kNone, 0.0)},
-    {"uniform", make_spec(true, 1.0, 0.0, LogitsSpec::Spike::kNone, 0.0)},
-    {"narrow", make_spec(false, 0.01, 0.0, LogitsSpec::Spike::kNone, 0.0)},
-    {"wide", make_spec(false, 30.0, 0.0, LogitsSpec::Spike::kNone, 0.0)},
-    {"offset_plus", make_spec(false, 30.0, 1e4, LogitsSpec::Spike::kNone, 0.0)},
-    {"offset_minus", make_spec(false, 30.0, -1e4, LogitsSpec::Spike::kNone, 0.0)},
-    {"spike_first", make_spec(false, 1.0, 0.0, LogitsSpec::Spike::kFirst, 0.0)},
-    {"spike_last", make_spec(false, 1.0, 0.0, LogitsSpec::Spike::kLast, 0.0)},
-    {"spike_tile_edge", make_spec(false, 1.0, 0.0, LogitsSpec::Spike::kTileEdge, 0.0)},
-    {"confident", make_spec(false, 1.0, 0.0, LogitsSpec::Spike::kNone, 32.0)},
+    {"normal", LogitsSpec{}},
+    {"uniform", LogitsSpec{.uniform = true}},
+    {"narrow", LogitsSpec{.std = 0.01}},
+    {"wide", LogitsSpec{.std = 30.0}},
+    {"offset_plus", LogitsSpec{.std = 30.0, .offset = 1e4}},
+    {"offset_minus", LogitsSpec{.std = 30.0, .offset = -1e4}},
+    {"spike_first", LogitsSpec{.spike = LogitsSpec::Spike::kFirst}},
+    {"spike_last", LogitsSpec{.spike = LogitsSpec::Spike::kLast}},
+    {"spike_tile_edge", LogitsSpec{.spike = LogitsSpec::Spike::kTileEdge}},
+    {"confident", LogitsSpec{.label_boost = 32.0}},
 }};
 
 constexpr auto kNames = [] {

@@ -4,8 +4,7 @@
 // order, on any thread. The hash is SplitMix64 (Steele, Lea, Flood 2014): the row's key is mixed from seed, stream and row, the
 // counter steps it by the golden ratio. A normal number is the sum of eight 16-bit uniforms (Irwin-Hall), scaled to variance 1:
 // exact in integers, hence the same on every machine; within 4.9 sigma, excess kurtosis -0.15. Tests need no better tails.
-#ifndef TILELOSS_SUPPORT_SYNTHETIC_H_
-#define TILELOSS_SUPPORT_SYNTHETIC_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -82,5 +81,3 @@ std::int64_t make_label(const LabelsSpec& spec, std::uint64_t seed, std::int64_t
 std::vector<std::int64_t> make_labels(const LabelsSpec& spec, std::uint64_t seed, std::int64_t rows);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_SYNTHETIC_H_

@@ -1,6 +1,5 @@
 // The tensors of a file, or outputs of somebody else's, as whoever asks for a check hands them over: by name, in memory.
-#ifndef TILELOSS_SUPPORT_TENSOR_FILE_H_
-#define TILELOSS_SUPPORT_TENSOR_FILE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -53,5 +52,3 @@ const char* dtype_name(oracle::NumberFormat format);
 std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 40]"
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_TENSOR_FILE_H_

@@ -1,24 +1,27 @@
 #include "support/thread_team.h"
 
+#include <algorithm>
 #include <atomic>
-#include <exception>
 #include <system_error>
+#include <utility>
 
 #include "support/exit_codes.h"
 #include "support/format.h"
 
 namespace tileloss::tools {
 
-ThreadTeam::ThreadTeam(int threads) {
+ThreadTeam::ThreadTeam(int threads) : turn_(std::max(threads, 1)) {
+  const auto end_those_there = [&] {
+    for (int missing = size(); missing < threads; ++missing) turn_.arrive_and_drop();
+    stop();
+  };
   try {
     for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { worker(thread); });
   } catch (const std::system_error& error) {
-    const size_t started = workers_.size();
-    stop();
-    throw OutOfMemory(
-        formatted("threads: {} wanted, but no more than {} can be started: {}", threads, started + 1, error.what()));
+    end_those_there();
+    throw OutOfMemory(formatted("threads: {} wanted, but no more than {} can be started: {}", threads, size(), error.what()));
   } catch (...) {
-    stop();
+    end_those_there();
     throw;
   }
 }
@@ -26,11 +29,8 @@ ThreadTeam::ThreadTeam(int threads) {
 ThreadTeam::~ThreadTeam() { stop(); }
 
 void ThreadTeam::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  work_ = nullptr;
+  turn_.arrive_and_wait();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -44,36 +44,20 @@ void ThreadTeam::run_one(int thread) {
 }
 
 void ThreadTeam::worker(int thread) {
-  uint64_t seen = 0;
   for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
-      if (stop_) return;
-      seen = generation_;
-    }
+    turn_.arrive_and_wait();
+    if (work_ == nullptr) return;
     run_one(thread);
-    {
-      const std::lock_guard lock(mutex_);
-      --running_;
-    }
-    done_.notify_one();
+    turn_.arrive_and_wait();
   }
 }
 
 void ThreadTeam::run(const std::function<void(int)>& work) {
-  {
-    const std::lock_guard lock(mutex_);
-    work_ = &work;
-    error_ = nullptr;
-    running_ = static_cast<int>(workers_.size());
-    ++generation_;
-  }
-  wake_.notify_all();
+  work_ = &work;
+  turn_.arrive_and_wait();
   run_one(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return running_ == 0; });
-  if (error_) std::rethrow_exception(error_);
+  turn_.arrive_and_wait();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadTeam::for_each(int64_t count, const std::function<void(int64_t, int)>& work) {

@@ -1,9 +1,9 @@
 // A few threads that stay alive between measurements, so that a 1 ms pass is not charged for starting them.
-#ifndef TILELOSS_SUPPORT_THREAD_TEAM_H_
-#define TILELOSS_SUPPORT_THREAD_TEAM_H_
+#pragma once
 
-#include <condition_variable>
+#include <barrier>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -33,17 +33,11 @@ class ThreadTeam {
   void worker(int thread);
   void run_one(int thread);
 
+  std::barrier<> turn_;  // of all threads, the calling one included: where work begins, and where it ends
+  const std::function<void(int)>* work_ = nullptr;  // null at a beginning: the threads end
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  const std::function<void(int)>* work_ = nullptr;
   std::exception_ptr error_;
-  uint64_t generation_ = 0;
-  int running_ = 0;
-  bool stop_ = false;
   std::vector<std::thread> workers_;
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_THREAD_TEAM_H_

@@ -1,6 +1,5 @@
 // The one timer.
-#ifndef TILELOSS_SUPPORT_TIMER_H_
-#define TILELOSS_SUPPORT_TIMER_H_
+#pragma once
 
 #include <chrono>
 
@@ -16,5 +15,3 @@ class Timer {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_SUPPORT_TIMER_H_

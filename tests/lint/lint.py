@@ -161,11 +161,8 @@ RECIPES = {
         },
     ),
 }
-# What ./dev generate writes, whole files and regions of others, and what Python's documentation and help say.
-UNCOUNTED = re.compile(
-    r"(?s)\A.{0,200}\n// Written by \./dev generate from .*| generated: .*? end of generated\b"
-    r'|""".*?"""'
-)
+# What ./dev generate writes, and what Python's documentation and help say.
+UNCOUNTED = re.compile(r'(?s) generated: .*? end of generated\b|""".*?"""')
 # The one file that names the backends there are.
 BACKEND_LIST = "src/backends/registry.cpp"
 # Rooms that may not see the C ABI's types: core runs on devices, the oracle shares nothing with what it checks.

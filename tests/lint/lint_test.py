@@ -177,9 +177,6 @@ class Recipes(LintTest):
 
     def test_a_tree_that_keeps_to_them_passes(self):
         self.add("src/losses/policy/kl.h", "kl_clamp_max")
-        self.add(
-            "src/api/named_functions.cpp", "// All.\n// Written by ./dev generate from it.\nz_loss"
-        )
         self.add("src/api/tensors.cpp", "// generated: tensors\nagreement\n// end of generated")
         self.add("frontends/f.py", '    """Options of f:\n        z_loss: zeta.\n    """\n')
         self.assertEqual(lint.lint_recipes(self.root), [])

@@ -12,7 +12,6 @@
 #include "backends/cpu/threads/floating_point.h"
 #include "backends/cpu/threads/scratch_memory.h"
 #include "backends/host/checks.h"
-#include "backends/host/loss.h"
 #include "backends/label_columns.h"
 #include "losses/row_arrays.h"
 #include "losses/row_outputs.h"
@@ -135,6 +134,19 @@ TargetInput make_target(const Problem& p, const RowStage& stage) {
   return target;
 }
 
+// args.loss: one value a row, or their sum in order of the rows, the same for any number of threads.
+void write_loss(const Problem& p, const double* losses) {
+  const tileloss_vector& v = p.args.loss;
+  if (v.data == nullptr || p.pass == TILELOSS_BACKWARD) return;
+  const RowOutput<float> out(v);
+  double sum = 0;
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    if (p.is_per_row) out.set(i, static_cast<float>(losses[i]));
+    sum += losses[i];
+  }
+  if (!p.is_per_row) out.set(0, static_cast<float>(sum));
+}
+
 class CpuCall final : public Call {
  public:
   CpuCall(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run)
@@ -182,7 +194,7 @@ class CpuCall final : public Call {
 
   Status finish() override {
     if (p_.pass != TILELOSS_BACKWARD) stage_->finish();
-    host::write_loss(p_, losses());
+    write_loss(p_, losses());
     return {};
   }
 

@@ -1,6 +1,5 @@
 // A call on the CPU: the sweeps, with the row stage between a row's two while it is in cache.
-#ifndef TILELOSS_BACKENDS_CPU_CALL_H_
-#define TILELOSS_BACKENDS_CPU_CALL_H_
+#pragma once
 
 #include <memory>
 
@@ -15,5 +14,3 @@ inline Status refuse_stream(const char* name, const void* stream) {
 Status begin_call(const Problem& problem, const tileloss_plan& plan, const tileloss_run& run, std::unique_ptr<Call>* call);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_CALL_H_

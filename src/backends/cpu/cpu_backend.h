@@ -1,6 +1,5 @@
 // The CPU as a backend.
-#ifndef TILELOSS_BACKENDS_CPU_CPU_BACKEND_H_
-#define TILELOSS_BACKENDS_CPU_CPU_BACKEND_H_
+#pragma once
 
 #include "backends/backend.h"
 
@@ -9,5 +8,3 @@ namespace tileloss::impl::cpu {
 const Backend& cpu_backend();
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_CPU_BACKEND_H_

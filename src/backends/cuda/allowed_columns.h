@@ -1,7 +1,6 @@
 // The columns that a row's softmax runs over, by the bits of tileloss_args.allowed: how sweeps look at them, and how many they
 // are.
-#ifndef TILELOSS_BACKENDS_CUDA_ALLOWED_COLUMNS_H_
-#define TILELOSS_BACKENDS_CUDA_ALLOWED_COLUMNS_H_
+#pragma once
 
 #include "backends/cuda/sweep_job.h"
 
@@ -77,5 +76,3 @@ __device__ __forceinline__ uint4 leave_out_others(uint4 group, unsigned allowed)
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ALLOWED_COLUMNS_H_

@@ -1,7 +1,6 @@
 // What is done once a call, before its first sweep, by one kernel: the loss is brought to the device, the rows' label columns and
 // the transforms are made, and all that only the device can look at is looked at, but for what a sparse teacher knows.
-#ifndef TILELOSS_BACKENDS_CUDA_BEGINNING_H_
-#define TILELOSS_BACKENDS_CUDA_BEGINNING_H_
+#pragma once
 
 #include <cstring>
 #include <type_traits>
@@ -152,5 +151,3 @@ __global__ void __launch_bounds__(kThreadsOfBeginning) begin_call(const __grid_c
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_BEGINNING_H_

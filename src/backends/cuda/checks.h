@@ -1,7 +1,6 @@
 // What only the device can look at. What is wrong there is written to a report that the host can read, and makes NaN of what
 // depends on it.
-#ifndef TILELOSS_BACKENDS_CUDA_CHECKS_H_
-#define TILELOSS_BACKENDS_CUDA_CHECKS_H_
+#pragma once
 
 #include "backends/cuda/device_api.h"
 #include "backends/device/row_kernels.h"
@@ -123,5 +122,3 @@ struct CondemnRow {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_CHECKS_H_

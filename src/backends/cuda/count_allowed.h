@@ -1,6 +1,5 @@
 // How many columns each row's softmax runs over: the kernel ahead of a call's sweeps, and of a forward's blocks.
-#ifndef TILELOSS_BACKENDS_CUDA_COUNT_ALLOWED_H_
-#define TILELOSS_BACKENDS_CUDA_COUNT_ALLOWED_H_
+#pragma once
 
 #include "backends/cuda/allowed_columns.h"
 
@@ -41,5 +40,3 @@ static __global__ void __launch_bounds__(kMaxThreads) count_allowed(SweepJob job
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_COUNT_ALLOWED_H_

@@ -1,8 +1,7 @@
 // What is used of cuBLASLt, opened when the first LM head asks for it. It is declared here, so that the build needs nothing of
 // cuBLAS: handles are opaque, and these numbers and structs are the same in cuBLAS 12 and 13
 // (tests/backends/cuda/cublas_lt_matches.cpp compares them with its header).
-#ifndef TILELOSS_BACKENDS_CUDA_CUBLAS_LT_H_
-#define TILELOSS_BACKENDS_CUDA_CUBLAS_LT_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -94,5 +93,3 @@ void for_each_function(Table& lt, Set&& set) {
 const CublasLt& cublas_lt();
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_CUBLAS_LT_H_

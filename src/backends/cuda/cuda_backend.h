@@ -1,6 +1,5 @@
 // The backend of TILELOSS_CUDA.
-#ifndef TILELOSS_BACKENDS_CUDA_CUDA_BACKEND_H_
-#define TILELOSS_BACKENDS_CUDA_CUDA_BACKEND_H_
+#pragma once
 
 #include "backends/backend.h"
 
@@ -9,5 +8,3 @@ namespace tileloss::impl::cuda {
 const Backend& cuda_backend();
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_CUDA_BACKEND_H_

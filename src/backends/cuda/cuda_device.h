@@ -1,7 +1,6 @@
 // What device/device_call.h asks of a device, on a CUDA stream: kernels are queued; nothing waits, allocates or reads device
 // memory on the host.
-#ifndef TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_
-#define TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -140,5 +139,3 @@ class CudaDevice {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_CUDA_DEVICE_H_

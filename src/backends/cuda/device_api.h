@@ -1,7 +1,6 @@
 // What kernels use of the machine: every instruction that C++ has no name for, a wrapper each. For nvcc, and for g++ over the
 // tests' own cuda_runtime.h, which runs kernels on the host.
-#ifndef TILELOSS_BACKENDS_CUDA_DEVICE_API_H_
-#define TILELOSS_BACKENDS_CUDA_DEVICE_API_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -344,5 +343,3 @@ __device__ __forceinline__ T reduce_block(T value, T* parts, T nothing, Combine&
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_DEVICE_API_H_

@@ -1,6 +1,5 @@
 // How a logit becomes an exponent of 2.
-#ifndef TILELOSS_BACKENDS_CUDA_EXPONENTS_H_
-#define TILELOSS_BACKENDS_CUDA_EXPONENTS_H_
+#pragma once
 
 #include "backends/cuda/sweep_job.h"
 
@@ -73,5 +72,3 @@ __device__ __forceinline__ float capped_slope(double inner, float x) {
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_EXPONENTS_H_

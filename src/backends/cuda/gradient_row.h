@@ -1,6 +1,5 @@
 // What a row's gradient is made of, a column at a time.
-#ifndef TILELOSS_BACKENDS_CUDA_GRADIENT_ROW_H_
-#define TILELOSS_BACKENDS_CUDA_GRADIENT_ROW_H_
+#pragma once
 
 namespace tileloss::impl::cuda {
 
@@ -15,5 +14,3 @@ struct GradientRow {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_GRADIENT_ROW_H_

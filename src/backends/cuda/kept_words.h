@@ -5,8 +5,7 @@
 // normal numbers.
 //
 // With a NaN or +inf in the row its gradient is NaN, whatever comes back.
-#ifndef TILELOSS_BACKENDS_CUDA_KEPT_WORDS_H_
-#define TILELOSS_BACKENDS_CUDA_KEPT_WORDS_H_
+#pragma once
 
 #include "backends/cuda/device_api.h"
 
@@ -26,5 +25,3 @@ __device__ __forceinline__ float base_of_words(float excess) { return excess - k
 __device__ __forceinline__ float exponent_of(float word, float base) { return std::fma(word, 1 / kStepsOfExponent, base); }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_KEPT_WORDS_H_

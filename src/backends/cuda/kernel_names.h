@@ -1,6 +1,5 @@
 // The kernels that take rows of logits, by the names that plans, tools and messages give them.
-#ifndef TILELOSS_BACKENDS_CUDA_KERNEL_NAMES_H_
-#define TILELOSS_BACKENDS_CUDA_KERNEL_NAMES_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -10,5 +9,3 @@ inline constexpr const char *kAuto = "auto", *kTwoReads = "two_reads", *kCluster
 inline constexpr const char* kKernelNames[] = {kAuto, kTwoReads, kCluster};  // by tileloss_cuda_kernel
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_KERNEL_NAMES_H_

@@ -1,7 +1,6 @@
 // The columns that a sparse teacher knows of a row. They are computed one by one in double; the mass of the others is a sum over
 // them, and not what 1 has left.
-#ifndef TILELOSS_BACKENDS_CUDA_KNOWN_COLUMNS_H_
-#define TILELOSS_BACKENDS_CUDA_KNOWN_COLUMNS_H_
+#pragma once
 
 #include "backends/cuda/row_forward.h"
 #include "core/columns.h"
@@ -108,5 +107,3 @@ struct Diverge {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_KNOWN_COLUMNS_H_

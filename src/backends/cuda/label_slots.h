@@ -1,7 +1,6 @@
 // Rows with several labels. The sweeps know the likeliest, which has to be found before them; the gradients of the others'
 // columns are written over what a sweep left there. A step is of a slot, or of a row.
-#ifndef TILELOSS_BACKENDS_CUDA_LABEL_SLOTS_H_
-#define TILELOSS_BACKENDS_CUDA_LABEL_SLOTS_H_
+#pragma once
 
 #include "backends/cuda/sweep_job.h"
 #include "core/columns.h"
@@ -86,5 +85,3 @@ struct WriteLabelGradient {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LABEL_SLOTS_H_

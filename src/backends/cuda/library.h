@@ -1,7 +1,6 @@
 // libtileloss_cuda.so, which has the CUDA backend: opened when the first call asks for that device, so that libtileloss.so needs
 // nothing of CUDA's. It is searched beside who asks, then as the loader does.
-#ifndef TILELOSS_BACKENDS_CUDA_LIBRARY_H_
-#define TILELOSS_BACKENDS_CUDA_LIBRARY_H_
+#pragma once
 
 #include <string>
 
@@ -22,5 +21,3 @@ using EntryPoint = const Backend*(const char* version, char* missing, std::size_
 inline constexpr const char* kEntryPoint = "tileloss_cuda_backend";
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LIBRARY_H_

@@ -1,6 +1,5 @@
 // Numbers that kernels and those who launch them agree on.
-#ifndef TILELOSS_BACKENDS_CUDA_LIMITS_H_
-#define TILELOSS_BACKENDS_CUDA_LIMITS_H_
+#pragma once
 
 namespace tileloss::impl::cuda {
 
@@ -20,5 +19,3 @@ inline constexpr int kMaxCluster = 8;  // blocks
 inline constexpr int kSharedOfWholeRow = 3072;
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LIMITS_H_

@@ -1,6 +1,5 @@
 // What lies between the LM head's products and the sweeps: copies and roundings, a row a block; sums of columns.
-#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
-#define TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_
+#pragma once
 
 #include "backends/cuda/device_api.h"
 #include "core/row_state.h"
@@ -143,5 +142,3 @@ struct TakeWeight {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_KERNELS_H_

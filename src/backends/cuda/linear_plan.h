@@ -1,6 +1,5 @@
 // How the LM head's work is cut: a plan's numbers, and the workspace that follows from them. The schedule is in linear_sweeps.h.
-#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
-#define TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_
+#pragma once
 
 #include <array>
 #include <functional>
@@ -135,5 +134,3 @@ Status cut_head(const Problem& problem, const tileloss_plan_options& hints, std:
                 const std::function<std::int64_t(const HeadCut&)>& bytes, HeadCut* cut);
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_PLAN_H_

@@ -1,6 +1,5 @@
 // The LM head's products, by cuBLASLt: matrices in rows, sums in float32, one algorithm for each kind of product.
-#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_PRODUCTS_H_
-#define TILELOSS_BACKENDS_CUDA_LINEAR_PRODUCTS_H_
+#pragma once
 
 #include <compare>
 #include <cstdint>
@@ -66,5 +65,3 @@ class Algorithms {
 void multiply(Queue& queue, const Algorithm* algorithm, const Product& product, void* scratch);
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_PRODUCTS_H_

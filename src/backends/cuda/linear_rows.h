@@ -1,8 +1,7 @@
 // The rows of an LM head whose target is labels: what a forward leaves of a block of the vocabulary, a row a block of threads,
 // and a chunk's gradient straight into the format that products see. Their serial parts are not here: blocks are merged, and a
 // row's gradient is made of its statistics, once a call, a row a thread.
-#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_
-#define TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_
+#pragma once
 
 #include "backends/cuda/kept_words.h"
 #include "backends/cuda/label_slots.h"
@@ -275,5 +274,3 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_chunk(Slopes slope
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_ROWS_H_

@@ -22,8 +22,7 @@
 // Sums that products make are float32, in the workspace, and stored from there: ignored rows, padding, strides and rounding are
 // one kernel's. dhead, where it is of a type that products round to and nothing is added to it, is written where it lies, if its
 // rows begin at multiples of 16 bytes. Rows that are ignored are 0 in hidden's copy, and their dz is 0.
-#ifndef TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
-#define TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_
+#pragma once
 
 #include <array>
 #include <optional>
@@ -129,5 +128,3 @@ class HeadSweeps {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_LINEAR_SWEEPS_H_

@@ -1,6 +1,5 @@
 // Pieces of the workspace.
-#ifndef TILELOSS_BACKENDS_CUDA_PIECES_H_
-#define TILELOSS_BACKENDS_CUDA_PIECES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -27,5 +26,3 @@ class Pieces {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_PIECES_H_

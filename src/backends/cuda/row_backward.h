@@ -1,6 +1,5 @@
 // A row's gradient from its statistics, by one block that reads it once and writes it once, in place or not.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_BACKWARD_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_BACKWARD_H_
+#pragma once
 
 #include "backends/cuda/gradient_row.h"
 #include "backends/cuda/row_forward.h"
@@ -145,5 +144,3 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_BACKWARD_H_

@@ -1,6 +1,5 @@
 // A row's state, by one block that reads it once, or of one slice by each block of a cluster.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_FORWARD_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_FORWARD_H_
+#pragma once
 
 #include "backends/cuda/exponents.h"
 #include "backends/cuda/row_source.h"
@@ -452,5 +451,3 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? k
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_FORWARD_H_

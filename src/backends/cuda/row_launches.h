@@ -1,6 +1,5 @@
 // The sweeps' kernels over some rows, by the kernel that their format and options have.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_LAUNCHES_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_LAUNCHES_H_
+#pragma once
 
 #include <type_traits>
 
@@ -47,5 +46,3 @@ void launch_whole(Queue& queue, const Problem& problem, int threads, const Sweep
                   const device::CoefficientsOf<Loss>& coefficients);
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_LAUNCHES_H_

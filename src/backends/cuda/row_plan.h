@@ -1,6 +1,5 @@
 // How kernels take a row of logits: part of a plan.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_PLAN_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_PLAN_H_
+#pragma once
 
 #include "backends/problem.h"
 
@@ -31,5 +30,3 @@ bool can_place(const Problem& problem, const RowCut& cut);
 std::int64_t slice_bytes(std::int64_t columns, tileloss_dtype storage, std::int32_t blocks);
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_PLAN_H_

@@ -1,7 +1,6 @@
 // Where a sweep finds a row's columns, and which of them are whose. Columns go to slices, threads and rounds by their number
 // alone, wherever the row lies and whatever kernel reads it: so its bits depend on neither.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_SOURCE_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_SOURCE_H_
+#pragma once
 
 #include "backends/cuda/allowed_columns.h"
 
@@ -190,5 +189,3 @@ struct RowHeld {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_SOURCE_H_

@@ -1,7 +1,6 @@
 // A row in one go, forward, coefficients and backward, by a cluster whose blocks keep it in shared memory: read once, written
 // once. Nothing outside the row is waited for.
-#ifndef TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
-#define TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_
+#pragma once
 
 #include "backends/cuda/row_backward.h"
 
@@ -76,5 +75,3 @@ __global__ void __launch_bounds__(kMaxRowThreads, kIsPlain && sizeof(T) == 2 ? 2
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_ROW_WHOLE_H_

@@ -1,6 +1,5 @@
 // The CUDA runtime, with its errors as a status.
-#ifndef TILELOSS_BACKENDS_CUDA_RUNTIME_H_
-#define TILELOSS_BACKENDS_CUDA_RUNTIME_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -323,5 +322,3 @@ class Queue {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_RUNTIME_H_

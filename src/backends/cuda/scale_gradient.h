@@ -1,6 +1,5 @@
 // A finished gradient times a number that lies on the device.
-#ifndef TILELOSS_BACKENDS_CUDA_SCALE_GRADIENT_H_
-#define TILELOSS_BACKENDS_CUDA_SCALE_GRADIENT_H_
+#pragma once
 
 #include "backends/cuda/device_api.h"
 #include "backends/cuda/runtime.h"
@@ -47,5 +46,3 @@ inline void launch_scale(Queue& queue, const tileloss_matrix& gradient, const fl
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_SCALE_GRADIENT_H_

@@ -1,6 +1,5 @@
 // The row stage's steps as kernels: a step an index, sums in a fixed order, a sort.
-#ifndef TILELOSS_BACKENDS_CUDA_STEPS_H_
-#define TILELOSS_BACKENDS_CUDA_STEPS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -114,5 +113,3 @@ __global__ void __launch_bounds__(kMaxThreads) sort_ascending(Number* values, st
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_STEPS_H_

@@ -1,6 +1,5 @@
 // What the sweeps' kernels are given.
-#ifndef TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_
-#define TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_
+#pragma once
 
 #include "backends/cuda/device_api.h"
 #include "backends/device/row_kernels.h"
@@ -42,5 +41,3 @@ struct SweepJob {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_SWEEP_JOB_H_

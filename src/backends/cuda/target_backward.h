@@ -1,7 +1,6 @@
 // A row's gradient from its statistics and its target, by one block that reads both once and writes the gradient once, in place
 // or not, or from some of its columns; the columns that a sparse teacher knows are written after that.
-#ifndef TILELOSS_BACKENDS_CUDA_TARGET_BACKWARD_H_
-#define TILELOSS_BACKENDS_CUDA_TARGET_BACKWARD_H_
+#pragma once
 
 #include "backends/cuda/target_forward.h"
 
@@ -115,5 +114,3 @@ __global__ void __launch_bounds__(kMaxThreads, 1) target_backward_rows(TargetJob
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_TARGET_BACKWARD_H_

@@ -1,7 +1,6 @@
 // The target sweep of a row, once its statistics are there: what its target's sums are, by one block that reads row and target
 // once.
-#ifndef TILELOSS_BACKENDS_CUDA_TARGET_FORWARD_H_
-#define TILELOSS_BACKENDS_CUDA_TARGET_FORWARD_H_
+#pragma once
 
 #include "backends/cuda/target_sweep.h"
 
@@ -151,5 +150,3 @@ struct MakeStats {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_TARGET_FORWARD_H_

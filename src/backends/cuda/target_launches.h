@@ -1,6 +1,5 @@
 // A target that is not labels: what a call keeps of it on the device, and its sweeps over some rows.
-#ifndef TILELOSS_BACKENDS_CUDA_TARGET_LAUNCHES_H_
-#define TILELOSS_BACKENDS_CUDA_TARGET_LAUNCHES_H_
+#pragma once
 
 #include "backends/cuda/row_launches.h"
 #include "backends/cuda/target_sweep.h"
@@ -72,5 +71,3 @@ class TargetSweeps {
 };
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_TARGET_LAUNCHES_H_

@@ -3,8 +3,7 @@
 //
 // Columns are computed in float32, in the arithmetic of the CPU's vectors, and added up in double after a group of them. The
 // label's own column is left out and comes in at the end, in double.
-#ifndef TILELOSS_BACKENDS_CUDA_TARGET_SWEEP_H_
-#define TILELOSS_BACKENDS_CUDA_TARGET_SWEEP_H_
+#pragma once
 
 #include "backends/cuda/known_columns.h"
 #include "backends/cuda/row_forward.h"
@@ -307,5 +306,3 @@ __device__ __forceinline__ void for_each_pair(const RowInBlock<T>& block, bool i
 }
 
 }  // namespace tileloss::impl::cuda
-
-#endif  // TILELOSS_BACKENDS_CUDA_TARGET_SWEEP_H_

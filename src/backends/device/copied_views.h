@@ -1,7 +1,6 @@
 // A device in the CPU's place: calls with views of the host's memory run on it, over copies. So tools and tests that know the
 // host's memory alone run on a device.
-#ifndef TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_
-#define TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_
+#pragma once
 
 #include "backends/backend.h"
 
@@ -13,5 +12,3 @@ void take_the_cpus_place(const Backend& device, std::int32_t device_index, const
                          tileloss_plan_options (*hints)(const Problem&) = nullptr);
 
 }  // namespace tileloss::impl::device
-
-#endif  // TILELOSS_BACKENDS_DEVICE_COPIED_VIEWS_H_

@@ -17,8 +17,7 @@
 //   bool holds_rows()                   may be missing: whether it takes each row of this call in one go, by
 //   void whole_rows(rows, coefficients) ... its forward, the coefficients (CoefficientsOf) and its backward
 //   Status done()                       what a call ends with
-#ifndef TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
-#define TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_
+#pragma once
 
 #include "backends/backend.h"
 #include "backends/device/row_kernels.h"
@@ -175,5 +174,3 @@ Status begin_call(Device device, std::unique_ptr<Call>* call) {
 }
 
 }  // namespace tileloss::impl::device
-
-#endif  // TILELOSS_BACKENDS_DEVICE_DEVICE_CALL_H_

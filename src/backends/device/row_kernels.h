@@ -1,6 +1,5 @@
 // What a device runs for every row between the sweeps. Plain data and functions, for host and device.
-#ifndef TILELOSS_BACKENDS_DEVICE_ROW_KERNELS_H_
-#define TILELOSS_BACKENDS_DEVICE_ROW_KERNELS_H_
+#pragma once
 
 #include <limits>
 
@@ -145,5 +144,3 @@ struct TakeLoss {
 };
 
 }  // namespace tileloss::impl::device
-
-#endif  // TILELOSS_BACKENDS_DEVICE_ROW_KERNELS_H_

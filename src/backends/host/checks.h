@@ -1,7 +1,6 @@
 // What can only be checked where the data can be looked at: on a device whose memory the host can read, before anything is
 // written.
-#ifndef TILELOSS_BACKENDS_HOST_CHECKS_H_
-#define TILELOSS_BACKENDS_HOST_CHECKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ Status check_labels(const Problem& problem, const std::int64_t* label_columns);
 Status check_target(const Problem& problem, const std::int64_t* label_columns);
 
 }  // namespace tileloss::impl::host
-
-#endif  // TILELOSS_BACKENDS_HOST_CHECKS_H_

@@ -1,14 +1,16 @@
 // The row state's monoid over arrays that the host can read.
-#ifndef TILELOSS_BACKENDS_HOST_ROW_STATE_H_
-#define TILELOSS_BACKENDS_HOST_ROW_STATE_H_
+#pragma once
 
-#include <tileloss/tileloss.h>
+#include "losses/row_arrays.h"
 
 namespace tileloss::impl::host {
 
-void set_identity(const tileloss_row_state& state);
-void merge(tileloss_row_state* into, const tileloss_row_state& from);
+inline void set_identity(const tileloss_row_state& state) {
+  for (std::int64_t i = 0; i < state.rows; ++i) empty_row(state, i);
+}
+
+inline void merge(tileloss_row_state* into, const tileloss_row_state& from) {
+  for (std::int64_t i = 0; i < into->rows; ++i) merge_row(*into, from, i);
+}
 
 }  // namespace tileloss::impl::host
-
-#endif  // TILELOSS_BACKENDS_HOST_ROW_STATE_H_

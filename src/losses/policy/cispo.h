@@ -1,7 +1,6 @@
 // CISPO: the clipped ratio weighs logp and is not differentiated: l = -stop(clip(rho, cap_low, cap)) A logp, dl/dlogp =
 // -clip(rho) A. Source: MiniMax-M1 (2025); the raw cap as in TRL, 1 + epsilon_high and cap_low as in verl.
-#ifndef TILELOSS_LOSSES_POLICY_CISPO_H_
-#define TILELOSS_LOSSES_POLICY_CISPO_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -13,5 +12,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss cispo(const Token& t, const Numbers& n) {
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_CISPO_H_

@@ -2,8 +2,7 @@
 //   l = -min(min(rho, delta) A, clip(rho, 1 - epsilon_low, 1 + epsilon_high) A);  where A < 0: at most -c A
 //   dl/drho = -A where the smaller of the two branches follows rho, bounds included, and 0 where a bound rules.
 // Sources: Schulman et al. 2017 (PPO); Ye et al. 2020 (dual clip); delta as in TRL. Ties are ours: the full gradient on a bound.
-#ifndef TILELOSS_LOSSES_POLICY_CLIP_H_
-#define TILELOSS_LOSSES_POLICY_CLIP_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -30,5 +29,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss clip(const Token& t, const Numbers& n) {
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_CLIP_H_

@@ -1,6 +1,5 @@
 // The kinds of policy loss. A kind is a header, two cases here and a value of policy_kind in src/schema/table.toml.
-#ifndef TILELOSS_LOSSES_POLICY_KINDS_H_
-#define TILELOSS_LOSSES_POLICY_KINDS_H_
+#pragma once
 
 #include <limits>
 
@@ -46,5 +45,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss token_loss(tileloss_policy_kind kind, cons
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_KINDS_H_

@@ -2,8 +2,7 @@
 //   k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1;  dk1/dlogp = 1, dk2/dlogp = -d, dk3/dlogp = 1 - exp(d); 0 beyond a clamp. NaN in
 // d is NaN in both.
 // Source: Schulman 2020, "Approximating KL divergence"; the clamps as in verl.
-#ifndef TILELOSS_LOSSES_POLICY_KL_H_
-#define TILELOSS_LOSSES_POLICY_KL_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -33,5 +32,3 @@ TILELOSS_HOST_DEVICE inline Kl estimate_kl(double difference, const tileloss_pol
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_KL_H_

@@ -1,6 +1,5 @@
 // What a step reports of itself: the means of the token records, as tileloss.h's TILELOSS_METRIC_* define them.
-#ifndef TILELOSS_LOSSES_POLICY_METRICS_H_
-#define TILELOSS_LOSSES_POLICY_METRICS_H_
+#pragma once
 
 #include <algorithm>
 #include <limits>
@@ -75,5 +74,3 @@ TILELOSS_HOST_DEVICE inline void write_metrics(const LossContext& context, const
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_METRICS_H_

@@ -1,6 +1,5 @@
 // What the options of policy_loss must agree on, and its presets.
-#ifndef TILELOSS_LOSSES_POLICY_OPTIONS_H_
-#define TILELOSS_LOSSES_POLICY_OPTIONS_H_
+#pragma once
 
 #include "losses/aggregation.h"
 #include "losses/policy/kinds.h"
@@ -93,5 +92,3 @@ inline std::string check_options(const LossContext& context) {
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_OPTIONS_H_

@@ -1,6 +1,5 @@
 // REINFORCE (GPG): l = -A logp. Source: Williams 1992; GPG 2025.
-#ifndef TILELOSS_LOSSES_POLICY_REINFORCE_H_
-#define TILELOSS_LOSSES_POLICY_REINFORCE_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -11,5 +10,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss reinforce(const Token& t, const Numbers&) 
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_REINFORCE_H_

@@ -1,7 +1,6 @@
 // SAPO: a smooth gate in place of the clip. l = -(4 / tau) s A, s = sigmoid(tau (rho - 1)), tau by the sign of A;
 // dl/drho = -4 s (1 - s) A. Source: "Soft Adaptive Policy Optimization" (2025), defaults as in TRL.
-#ifndef TILELOSS_LOSSES_POLICY_SAPO_H_
-#define TILELOSS_LOSSES_POLICY_SAPO_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -17,5 +16,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss sapo(const Token& t, const Numbers& n) {
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_SAPO_H_

@@ -1,6 +1,5 @@
 // What a policy loss knows of each sequence, of each token while it reports metrics, and where that lies in the stage's scratch.
-#ifndef TILELOSS_LOSSES_POLICY_SEQUENCES_H_
-#define TILELOSS_LOSSES_POLICY_SEQUENCES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -74,5 +73,3 @@ struct Scratch {
 };
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_SEQUENCES_H_

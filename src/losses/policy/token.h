@@ -1,6 +1,5 @@
 // What every kind of policy loss works on and gives: one token's loss and its two partial derivatives.
-#ifndef TILELOSS_LOSSES_POLICY_TOKEN_H_
-#define TILELOSS_LOSSES_POLICY_TOKEN_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -58,5 +57,3 @@ TILELOSS_HOST_DEVICE inline double clamp(double x, double low, double high) { re
 TILELOSS_HOST_DEVICE inline double scaled(double x, double y) { return x == 0 && std::isinf(y) ? 0.0 : x * y; }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_TOKEN_H_

@@ -2,8 +2,7 @@
 //   phi = exp(lambda + k log w - lambda w), (k, lambda) by the sign of A, phi(1) = 1; 0 where that is not finite
 //   log w = clamp(sum_t clamp(D_t, -20, 20) + sum_t clamp(log is_t, log 1e-8, 20), log 1e-8, 20), is_t the sampler ratio
 // Source: TRL (GRPOTrainer.get_gamma_weights), whose constants these are.
-#ifndef TILELOSS_LOSSES_POLICY_VESPO_H_
-#define TILELOSS_LOSSES_POLICY_VESPO_H_
+#pragma once
 
 #include "losses/policy/token.h"
 
@@ -32,5 +31,3 @@ TILELOSS_HOST_DEVICE inline TokenLoss vespo(const Token& t, const Numbers&) {
 }
 
 }  // namespace tileloss::impl::policy
-
-#endif  // TILELOSS_LOSSES_POLICY_VESPO_H_

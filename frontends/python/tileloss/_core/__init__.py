@@ -8,4 +8,5 @@ views.py      how rows lie in memory, in the ABI's words
 calls.py      the arguments of a call, plan and call
 row_states.py row states of parts of a vocabulary
 pages.py      memory on huge pages
+text.py       text from outside as messages show it
 """

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from tileloss._core.library import library_path
+from tileloss._core.text import escaped
 
 Event = dict[str, Any]
 Told = Callable[[Event], None]
@@ -118,6 +119,8 @@ def ask(
 
     def on_event(_: Any, text: bytes) -> None:
         event = json.loads(text)
+        if event["event"] == "error":
+            event["message"] = escaped(event["message"])
         if event["event"] != "progress":
             events.append(event)
         if told is not None:

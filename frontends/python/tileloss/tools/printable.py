@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# C0, DEL, C1; line and paragraph separators, directional marks, overrides and isolates; halves of surrogate pairs.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")  # fmt: skip
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+from tileloss._core.text import escaped as escaped
+
 _LONGEST_WORD = 64  # of ours; what is longer is none of them
 
 
-def escaped(text: str) -> str:
-    r"""What would move a terminal's cursor or turn the direction of writing, as \x1b, \u202e; a byte that is no UTF-8 as \xff.
-    The rest as it is, as the judge does it (src/support/printable.h)."""
-    return _CONTROL.sub(lambda match: _escape(match[0]), text)
-
-
 def shown(text: str, limit: int = 240) -> str:
-    """The same of a text of at most ``limit`` characters; of a longer one its beginning and its end."""
+    """Escaped, a text of at most ``limit`` characters; of a longer one its beginning and its end."""
     if len(text) <= limit:
         return escaped(text)
     head, tail = limit * 2 // 3, len(text) - limit // 3
@@ -90,10 +82,3 @@ def _print_on_terminal(head: Sequence[str], rows: Sequence[Sequence[str]], texts
     wide = console.options.update(width=sys.maxsize)
     console.width = max(console.width, Measurement.get(console, wide, table).minimum)
     console.print(table)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that it could not decode
-        return f"\\x{code - 0xDC00:02x}"
-    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}")

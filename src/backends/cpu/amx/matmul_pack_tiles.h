@@ -4,8 +4,7 @@
 //
 // Measured from cache, Zen 4, one core, ns an element: bfloat16 along k 0.05, along rows 0.12; float32 (dlogits) along k, for
 // dhidden, 0.09, along rows, for dhead, 0.16.
-#ifndef TILELOSS_BACKENDS_CPU_AMX_MATMUL_PACK_TILES_H_
-#define TILELOSS_BACKENDS_CPU_AMX_MATMUL_PACK_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -121,5 +120,3 @@ struct TilePacking : private PackBlocks<Simd> {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_AMX_MATMUL_PACK_TILES_H_

@@ -17,8 +17,7 @@
 // A sum must not depend on its place, so k is not gone through in alternating order. Steps without arithmetic in 512-bit
 // registers let the unit fall asleep: an addition a step keeps it awake. What a step takes, and what else was tried:
 // docs/measurements/intel-xeon-amx-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_
-#define TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -331,5 +330,3 @@ struct TileMatmul {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_AMX_MATMUL_TILES_H_

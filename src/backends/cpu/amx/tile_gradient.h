@@ -4,8 +4,7 @@
 //
 // Words come around the caches from memory: they are asked for a block of rows ahead. Timed:
 // docs/measurements/intel-xeon-amx-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_
-#define TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ class TileGradient {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_AMX_TILE_GRADIENT_H_

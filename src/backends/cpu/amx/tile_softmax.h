@@ -7,8 +7,7 @@
 // of the tile, still in L1, are then done again.
 //
 // The state is in the loop's registers, not in members: docs/measurements/intel-xeon-amx-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_
-#define TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_
+#pragma once
 
 #include <cstdint>
 
@@ -215,5 +214,3 @@ class TileSoftmax {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_AMX_TILE_SOFTMAX_H_

@@ -1,7 +1,6 @@
 // What of the LM head's work is done beside the products where those are in tile registers (backends/cpu/amx/matmul_tiles.h):
 // the softmax of a forward, and a backward's dz straight into the products' operands.
-#ifndef TILELOSS_BACKENDS_CPU_AMX_TILE_TABLE_H_
-#define TILELOSS_BACKENDS_CPU_AMX_TILE_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ struct TileTable {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_AMX_TILE_TABLE_H_

@@ -6,8 +6,7 @@
 // 65535 stands for the maximum, 0 for -inf. A tile of -inf alone comes back as such; with a NaN or +inf in it the row's
 // coefficients are NaN, and what comes back does not matter. Where the maximum is so large that its neighbours are further away
 // than a step, all that is not -inf comes back exactly.
-#ifndef TILELOSS_BACKENDS_CPU_HEAD_KEPT_LOGITS_H_
-#define TILELOSS_BACKENDS_CPU_HEAD_KEPT_LOGITS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -69,5 +68,3 @@ class KeptLogits {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_HEAD_KEPT_LOGITS_H_

@@ -1,6 +1,5 @@
 // How the LM head's work is cut. Constants, so that results do not depend on threads.
-#ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_BLOCKS_H_
-#define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_BLOCKS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -95,5 +94,3 @@ inline std::int64_t dz_down_floats(const LinearShape& s, const MatmulTable& m) {
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_BLOCKS_H_

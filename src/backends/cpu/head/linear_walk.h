@@ -1,6 +1,5 @@
 // One call with the LM head: its pieces of workspace, and the phases that run in order.
-#ifndef TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
-#define TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_
+#pragma once
 
 #include <atomic>
 #include <span>
@@ -256,5 +255,3 @@ class LinearWalk {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_HEAD_LINEAR_WALK_H_

@@ -28,8 +28,7 @@
 // backward. With two heads 4 products where a linear cross-entropy has 3, and both heads go through the caches once for each of
 // the parts. The gradient waits in dhead's own memory, until the rows of dhead are written, and what has no room there in the
 // workspace.
-#ifndef TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
-#define TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -184,5 +183,3 @@ struct LinearJob {
 void run_linear(const LinearJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_HEAD_LM_HEAD_H_

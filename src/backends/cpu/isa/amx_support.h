@@ -1,8 +1,7 @@
 // Whether AMX's tile registers can be used: the processor has them, the operating system saves them, and the kernel let this
 // process use them. The registers are 8 KB a thread, so Linux wants to be asked, once a process, and may refuse: an old kernel
 // does, one that was told to, and any if a thread has an alternate signal stack too small for them.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_
-#define TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ AmxSupport amx_support();
 const char* amx_note(AmxSupport support);  // "AMX: permission refused", ...; "" if it is ready
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_AMX_SUPPORT_H_

@@ -1,6 +1,5 @@
 // Instruction sets: which are compiled in, which this machine has, which one to use.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_ISA_H_
-#define TILELOSS_BACKENDS_CPU_ISA_ISA_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -30,5 +29,3 @@ tileloss_isa best_isa();
 IsaChoice choose_isa(tileloss_isa wanted);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_ISA_H_

@@ -1,6 +1,5 @@
 // One table per instruction set that is compiled in.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_
-#define TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_
+#pragma once
 
 #include "backends/cpu/sweep/row_kernel.h"
 
@@ -21,5 +20,3 @@ extern const Bfloat16Kernels kAvx512Bf16Kernels, kNeonBf16Kernels;
 extern const MatmulTable kAmxMatmul;
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_KERNELS_H_

@@ -1,6 +1,5 @@
 // What no feature bit says: how fast the instructions are that a processor has.
-#ifndef TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
-#define TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_
+#pragma once
 
 #include <string>
 
@@ -16,10 +15,12 @@ struct Processor {
 // the same exact products. AMD's (Zen 4 and later) do one where they do one multiply-add, for twice the products, and so does
 // Intel's Cooper Lake, as published. Intel's cores from Sapphire Rapids on, which have AMX for that, split it into four steps and
 // start one in two cycles, where they start four multiply-adds: half the products.
-bool has_fast_pair_products(const Processor& processor);
+inline bool has_fast_pair_products(const Processor& processor) {
+  constexpr unsigned int kFamily = 6, kCooperLake = 85;
+  const bool is_cooper_lake = processor.family == kFamily && processor.model == kCooperLake;
+  return processor.vendor != "GenuineIntel" || is_cooper_lake;
+}
 
 const Processor& this_processor();
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_ISA_PROCESSOR_H_

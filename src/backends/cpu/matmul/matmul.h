@@ -4,8 +4,7 @@
 // block is a row of panels; a panel holds a_panel (or b_panel) rows, word by word along k: word (row r, step s) of panel p is at
 // dst[(p * words(depth) + s) * panel + r]. Two instruction sets have words in another order within the panel: the left operand's
 // in backends/cpu/amx/matmul_tiles.h, both with neon_bf16, where words 2s and 2s + 1 of a row lie side by side.
-#ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
-#define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -96,5 +95,3 @@ struct MatmulTable {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_H_

@@ -17,8 +17,7 @@
 // With few words a tile of c is soon done (64 tokens: 32 words, 800 cycles for 1.5 KB of dhead), and memory is the bound beside
 // the products. Streamed and in long runs, c costs its bytes once instead of a read and a write. (Prefetching a
 // c that is added to, a tile ahead of its use: no difference at 112 words.)
-#ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_KERNELS_H_
-#define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_KERNELS_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -273,5 +272,3 @@ struct MatmulKernels {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_KERNELS_H_

@@ -6,8 +6,7 @@
 // bfloat16 that goes into pairs across its lines is interleaved as it lies, two lines at a time, without a block.
 //
 // A packed element is worth 2 * N flops: much at 2048 tokens, little at 64. Timed: docs/measurements/amd-zen4-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_
-#define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -237,5 +236,3 @@ struct MatmulPacking : private PackBlocks<Simd> {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_PACK_H_

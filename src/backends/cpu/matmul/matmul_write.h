@@ -2,8 +2,7 @@
 // tensor's columns lie side by side. A NaN becomes the quiet NaN.
 //
 // Whole vectors of a row that begins on a line's boundary go around the caches.
-#ifndef TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_
-#define TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ struct MatmulWriting {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_MATMUL_MATMUL_WRITE_H_

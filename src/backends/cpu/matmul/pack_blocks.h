@@ -1,7 +1,6 @@
 // What packing (backends/cpu/matmul/matmul_pack.h, backends/cpu/amx/matmul_pack_tiles.h) reads operands with: blocks of kLanes
 // rows by kLanes k, in registers, as slices: vector s has the rows' elements at k + s.
-#ifndef TILELOSS_BACKENDS_CPU_MATMUL_PACK_BLOCKS_H_
-#define TILELOSS_BACKENDS_CPU_MATMUL_PACK_BLOCKS_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -159,5 +158,3 @@ struct PackBlocks {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_MATMUL_PACK_BLOCKS_H_

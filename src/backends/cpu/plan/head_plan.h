@@ -1,6 +1,5 @@
 // What a call with the LM head keeps of its logits, and how its work is cut: the planner's side of head/lm_head.h.
-#ifndef TILELOSS_BACKENDS_CPU_PLAN_HEAD_PLAN_H_
-#define TILELOSS_BACKENDS_CPU_PLAN_HEAD_PLAN_H_
+#pragma once
 
 #include "backends/cpu/head/lm_head.h"
 #include "backends/cpu/plan/plan.h"
@@ -20,5 +19,3 @@ LinearShape linear_shape(const Problem& problem, const tileloss_plan& plan);
 double predict_linear_ms(const Problem& problem, const tileloss_plan& plan);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_PLAN_HEAD_PLAN_H_

@@ -7,7 +7,6 @@
 #include "backends/cpu/plan/head_plan.h"
 #include "backends/cpu/sweep/driver.h"
 #include "backends/cpu/sweep/row_blocks.h"
-#include "backends/cpu/sweep/sweep_limits.h"
 #include "backends/cpu/threads/executor.h"
 
 namespace tileloss::impl::cpu {

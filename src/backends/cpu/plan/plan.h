@@ -1,6 +1,5 @@
 // From a problem to a plan, and the workspace's layout.
-#ifndef TILELOSS_BACKENDS_CPU_PLAN_PLAN_H_
-#define TILELOSS_BACKENDS_CPU_PLAN_PLAN_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -42,5 +41,3 @@ Status make_plan(const Problem& problem, const tileloss_plan_options& hints, con
 Status check_plan(const tileloss_plan& plan);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_PLAN_PLAN_H_

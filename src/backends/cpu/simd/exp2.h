@@ -5,8 +5,7 @@
 //   scale_by_power_of_two(p, n)  p 2^n; 0 below 2^-126 (the task's control word flushes what is less), also where t was -inf
 //
 // and says whether a fused multiply-add of its overwrites the summand (kFmaOverwritesSummand); power_of_two(n) then, 2^n or 0.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_
+#pragma once
 
 namespace tileloss::impl::cpu {
 
@@ -76,5 +75,3 @@ inline typename Simd::F exp2_fine(typename Simd::F x, const typename Simd::Scale
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_EXP2_H_

@@ -1,7 +1,6 @@
 // From logits to exponents where there is a fused multiply-add: what AVX-512 and AVX2 share. Lanes: the vector F, set, add, fma,
 // and multiply_subtract (a b - c, rounded once).
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_
+#pragma once
 
 namespace tileloss::impl::cpu {
 
@@ -43,5 +42,3 @@ struct FmaExponents {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_FMA_EXPONENTS_H_

@@ -1,7 +1,6 @@
 // What a Simd is made of where GCC's portable vectors say it all, for any width: the base of the baseline's and of AVX2's. Self,
 // the Simd itself, can hide any of it; what is hidden is also what the rest here uses.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_PORTABLE_LANES_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_PORTABLE_LANES_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -198,5 +197,3 @@ struct PortableLanes {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_PORTABLE_LANES_H_

@@ -1,7 +1,6 @@
 // The vectors of a processor with AMX: those of avx512_bf16, and what is done in them beside products in tile registers
 // (backends/cpu/amx/tile_softmax.h, backends/cpu/amx/tile_gradient.h).
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_
+#pragma once
 
 #include "backends/cpu/simd/simd_avx512_bf16.h"
 
@@ -36,5 +35,3 @@ struct Simd : avx512::BasicSimd<Rounding> {
 };
 
 }  // namespace tileloss::impl::cpu::amx
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AMX_H_

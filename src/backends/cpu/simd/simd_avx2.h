@@ -1,7 +1,6 @@
 // Eight float lanes of AVX2 with FMA and F16C (x86-64-v3): backends/cpu/simd/portable_lanes.h where the compiler finds the
 // instruction, by name where it does not. A twin of backends/cpu/simd/simd_avx512.h: same members, same meaning.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX2_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX2_H_
+#pragma once
 
 #include <immintrin.h>
 
@@ -70,5 +69,3 @@ struct Simd : Lanes, FmaExponents<Lanes> {
 };
 
 }  // namespace tileloss::impl::cpu::avx2
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX2_H_

@@ -2,8 +2,7 @@
 // backends/cpu/simd/simd_baseline.h is its twin. A "pair" is two vectors that hold 2 * kLanes consecutive elements in the order
 // in which the storage type unpacks most cheaply: bfloat16 gives the even elements and the odd ones, the others the first half
 // and the second.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_H_
+#pragma once
 
 #include <immintrin.h>
 
@@ -245,5 +244,3 @@ struct BasicSimd : Lanes, FmaExponents<Lanes> {
 using Simd = BasicSimd<IntegerRounding>;
 
 }  // namespace tileloss::impl::cpu::avx512
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_H_

@@ -1,6 +1,5 @@
 // AVX-512 with BF16: rounding and products of pairs of bfloat16 are instructions.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_BF16_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_BF16_H_
+#pragma once
 
 #include "backends/cpu/simd/simd_avx512.h"
 
@@ -22,5 +21,3 @@ struct Simd : avx512::BasicSimd<ConvertRounding> {
 };
 
 }  // namespace tileloss::impl::cpu::avx512_bf16
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_AVX512_BF16_H_

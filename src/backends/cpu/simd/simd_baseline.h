@@ -1,7 +1,6 @@
 // Four float lanes in GCC's portable vectors: SSE2 on x86-64, NEON on AArch64, whatever the target's minimum has elsewhere. The
 // twin of backends/cpu/simd/simd_avx512.h: same members, same meaning.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_BASELINE_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_BASELINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -113,5 +112,3 @@ struct Simd : PortableLanes<Simd, Vectors> {
 };
 
 }  // namespace tileloss::impl::cpu::baseline
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_BASELINE_H_

@@ -5,8 +5,7 @@
 // Cost model, Neoverse V2: four vector pipes, of which two do shifts and two convert; three loads a cycle. An fma overwrites its
 // summand, so that one with a constant to be added costs a copy of it. Sixteen elements of a forward:
 // docs/measurements/arm-model.md.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_H_
+#pragma once
 
 #include <arm_neon.h>
 
@@ -114,5 +113,3 @@ struct BasicSimd : BasicLanes<Rounding>, FmaExponents<BasicLanes<Rounding>> {
 using Simd = BasicSimd<IntegerRounding>;
 
 }  // namespace tileloss::impl::cpu::neon
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_H_

@@ -1,6 +1,5 @@
 // NEON with BF16: rounding and products of quads of bfloat16 are instructions.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_BF16_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_BF16_H_
+#pragma once
 
 #include "backends/cpu/simd/simd_neon.h"
 
@@ -25,5 +24,3 @@ struct Simd : neon::BasicSimd<ConvertRounding> {
 };
 
 }  // namespace tileloss::impl::cpu::neon_bf16
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_SIMD_NEON_BF16_H_

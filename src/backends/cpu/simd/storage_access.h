@@ -1,6 +1,5 @@
 // Single elements of any storage type.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_STORAGE_ACCESS_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_STORAGE_ACCESS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ inline float load_element(StorageType storage, const void* data, std::int64_t at
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_STORAGE_ACCESS_H_

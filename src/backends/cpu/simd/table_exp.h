@@ -8,8 +8,7 @@
 // as 2^y is nearly a multiple of y^2 + d around c: relative error 1.3e-7 for |t - k| <= 1/64 (with c = 1 / log 2 it would be
 // 0.6e-7, but n must be exact), with all roundings at most 3.9e-7, 1.0e-7 in the mean square. 1 for t = 0. 0 for t < -123 (the
 // factor 2^floor(n) is flushed first) down to -2^87; below that y^2 overflows and the result is NaN, as it is for -inf.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_
+#pragma once
 
 namespace tileloss::impl::cpu {
 
@@ -51,5 +50,3 @@ struct TableExp {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_TABLE_EXP_H_

@@ -4,8 +4,7 @@
 //
 // A fast path (kIsFastPath) goes from logits to 2^exponent by a way of its own that not every block can take:
 // backends/cpu/sweep/table_linear.h and backends/cpu/sweep/small_softcap.h.
-#ifndef TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_
-#define TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_
+#pragma once
 
 #include "backends/cpu/simd/exp2.h"
 #include "core/logit_transform.h"
@@ -156,5 +155,3 @@ struct Softcap {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SIMD_TRANSFORMS_H_

@@ -1,8 +1,7 @@
 // Rows of which some columns alone are allowed: their allowed columns side by side are a row of their own, shorter, and the
 // worker of the call's target does that, as a call on these columns would be done. Its gradient goes back to where they were, and
 // zeros between them. So no kernel, no target and no transform knows of the others, and few columns cost little.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_ROWS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_ROWS_H_
+#pragma once
 
 #include "backends/cpu/sweep/row_worker.h"
 
@@ -198,5 +197,3 @@ class AllowedRows : public RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_ROWS_H_

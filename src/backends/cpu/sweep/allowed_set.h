@@ -1,6 +1,5 @@
 // The columns that a row's softmax may run over (tileloss_args.allowed), and what lies in columns put side by side and back.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_SET_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_SET_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -193,5 +192,3 @@ struct AllowedSets {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ALLOWED_SET_H_

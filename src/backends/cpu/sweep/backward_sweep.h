@@ -1,6 +1,5 @@
 // The backward sweep over a row, block by block, and what it shares with the forward sweep (backends/cpu/sweep/sweeps.h).
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_BACKWARD_SWEEP_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_BACKWARD_SWEEP_H_
+#pragma once
 
 #include <type_traits>
 
@@ -194,5 +193,3 @@ class BackwardSweep {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_BACKWARD_SWEEP_H_

@@ -7,8 +7,7 @@
 // pair of vectors while the polynomial of the pair before is evaluated. Timed: docs/measurements/amd-zen4-2-cores.md.
 //
 // Everything here is a template over Simd, so that no symbol is shared between instruction sets.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_BLOCK_LOOP_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_BLOCK_LOOP_H_
+#pragma once
 
 #include <cstdint>
 
@@ -372,5 +371,3 @@ struct BlockLoop {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_BLOCK_LOOP_H_

@@ -1,6 +1,5 @@
 // tanh of a block's logits and its slope, computed before the main loop.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_CAPPED_OPERANDS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_CAPPED_OPERANDS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -66,5 +65,3 @@ struct NoOperands {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_CAPPED_OPERANDS_H_

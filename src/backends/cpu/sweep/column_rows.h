@@ -2,8 +2,7 @@
 // others are a forward sweep over a copy of its logits where they are -inf, so that the mass of the others is a sum, and not what
 // 1 has left. The gradient of the others is p times one number: a backward sweep, or where the label has a temperature of its own
 // the gradient of a target whose probabilities are 0.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_COLUMN_ROWS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_COLUMN_ROWS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -168,5 +167,3 @@ class ColumnRows : public RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_COLUMN_ROWS_H_

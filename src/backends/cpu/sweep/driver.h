@@ -1,7 +1,6 @@
 // Rows to threads: runs the sweeps over all rows, with the visitor's row stage between a row's, while it is in cache. Knows no
 // loss.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -90,5 +89,3 @@ struct SweepJob {
 void run_sweeps(const SweepJob& job, RowVisitor& visitor, const tileloss_executor* executor);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_DRIVER_H_

@@ -1,7 +1,6 @@
 // The exp of the general sweeps over an array in L1, software-pipelined as they have it: the roof that their time is compared
 // with.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_EXP_SUM_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_EXP_SUM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ float exp_sum(const float* x, std::int64_t count, std::int64_t repeats) {
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_EXP_SUM_H_

@@ -1,6 +1,5 @@
 // The gradients of the columns that are a row's labels: the sweep over all columns leaves them wrong.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_LABEL_GRADIENTS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_LABEL_GRADIENTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -49,5 +48,3 @@ std::int64_t several_gradients(const RowGradient& g, const SeveralLabels& labels
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_LABEL_GRADIENTS_H_

@@ -1,6 +1,5 @@
 // Rows compared with their labels.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_LABEL_ROWS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_LABEL_ROWS_H_
+#pragma once
 
 #include "backends/cpu/sweep/row_worker.h"
 
@@ -112,5 +111,3 @@ class LabelRows : public RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_LABEL_ROWS_H_

@@ -1,7 +1,6 @@
 // Rows compared with a teacher's logits: a forward over each of the two, their divergence, the row stage, the gradient, while all
 // of it is in cache.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_LOGITS_ROWS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_LOGITS_ROWS_H_
+#pragma once
 
 #include "backends/cpu/sweep/row_worker.h"
 
@@ -103,5 +102,3 @@ class LogitsRows : public RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_LOGITS_ROWS_H_

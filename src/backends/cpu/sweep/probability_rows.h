@@ -1,8 +1,7 @@
 // Rows compared with class probabilities, which lie as floats where a teacher's exps would. Of each row a column is left out of
 // the sweeps, as a label is, and added in double: its label's, or where there are none that of the heaviest class, of which a
 // sure row is made.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_PROBABILITY_ROWS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_PROBABILITY_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <limits>
@@ -108,5 +107,3 @@ class ProbabilityRows : public RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_PROBABILITY_ROWS_H_

@@ -1,6 +1,5 @@
 // What the drivers that hand rows to threads share: the walk over blocks of rows, and a row's scratch.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_BLOCKS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_BLOCKS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -75,5 +74,3 @@ void walk_row_blocks(const tileloss_executor* executor, int threads, std::int64_
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_BLOCKS_H_

@@ -1,6 +1,5 @@
 // From a row's statistics and coefficients to what the backward sweep needs of it.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_GRADIENT_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_GRADIENT_H_
+#pragma once
 
 #include "backends/cpu/sweep/row_kernel.h"
 #include "core/columns.h"
@@ -30,5 +29,3 @@ inline BackwardRow make_backward(const RowGradient& g, const LogitTransform& tra
 }
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_GRADIENT_H_

@@ -1,7 +1,6 @@
 // The narrow waist between the drivers (plain C++) and the sweeps (one copy per instruction set): what to do with one row, and
 // the table of functions that do it.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -18,6 +17,9 @@ namespace tileloss::impl::cpu {
 inline constexpr double kMaxGap = 6;
 // The same where exponents are not rounded relative to the reference and no moments are taken: far from overflow.
 inline constexpr double kMaxExactGap = 60;
+
+// Longer vocab_blocks leave the L1 cache between the look for their maximum and the rest.
+inline constexpr std::int64_t kMaxVocabBlock = 8192;
 
 // Floats that a soft-capped block's tanh and slopes take, three of each column (backends/cpu/sweep/capped_operands.h). They are
 // too many for the stack of a host's thread.
@@ -126,5 +128,3 @@ struct KernelTable {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_KERNEL_H_

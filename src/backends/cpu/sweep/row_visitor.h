@@ -1,6 +1,5 @@
 // What the drivers call for a row, between its sweeps.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -32,5 +31,3 @@ class RowVisitor {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_VISITOR_H_

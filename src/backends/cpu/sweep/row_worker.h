@@ -1,6 +1,5 @@
 // What the workers share that do a thread's rows, one class for each kind of target: where a row lies, its memory, its sweeps.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_ROW_WORKER_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_ROW_WORKER_H_
+#pragma once
 
 #include <cmath>
 #include <cstring>
@@ -192,5 +191,3 @@ class RowWorker {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_ROW_WORKER_H_

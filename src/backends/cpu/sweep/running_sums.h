@@ -1,6 +1,5 @@
 // What a row's forward carries from block to block.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_RUNNING_SUMS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_RUNNING_SUMS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -64,5 +63,3 @@ struct RunningSums {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_RUNNING_SUMS_H_

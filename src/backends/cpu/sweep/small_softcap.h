@@ -6,8 +6,7 @@
 //
 // 16 elements cost 10 multiplications and fma (x^2, tanh 3, E, the slope, y^2 + d, 2^E, two for stash and gradient), where tanh
 // in a loop of its own and exp2_polynomial cost 14 and a detour through L1. Timed: docs/measurements/amd-zen4-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_
+#pragma once
 
 #include "backends/cpu/simd/table_exp.h"
 #include "backends/cpu/simd/transforms.h"
@@ -102,5 +101,3 @@ struct SmallSoftcap {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_SMALL_SOFTCAP_H_

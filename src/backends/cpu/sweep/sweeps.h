@@ -4,13 +4,11 @@
 // Memory, bfloat16: 2 bytes read and 2 written an element; the stash (4 bytes, written and read) stays in the L2 cache. With the
 // next row's forward in the same loop as a row's backward from its stash, DRAM and arithmetic overlap. Measured:
 // docs/measurements/amd-zen4-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_SWEEPS_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_SWEEPS_H_
+#pragma once
 
 #include <type_traits>
 
 #include "backends/cpu/sweep/backward_sweep.h"
-#include "backends/cpu/sweep/sweep_limits.h"
 
 namespace tileloss::impl::cpu {
 
@@ -443,5 +441,3 @@ class Sweeps : BackwardSweep<Simd, T> {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_SWEEPS_H_

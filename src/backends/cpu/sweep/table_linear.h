@@ -6,8 +6,7 @@
 // operations a cycle: m, y, y^2 + d and the product, a multiplication each; n and the sum; the table and 2^floor(n), 3; unpacking
 // and the maximum 1.5: 10.5 where exp2_polynomial makes it 12.5, and a chain half as long. Timed, with what else was tried:
 // docs/measurements/amd-zen4-2-cores.md.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_
+#pragma once
 
 #include "backends/cpu/simd/table_exp.h"
 #include "core/logit_transform.h"
@@ -74,5 +73,3 @@ struct TableLinear {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_TABLE_LINEAR_H_

@@ -8,8 +8,7 @@
 //
 // With a softcap a stash holds slopes, so that exps are made again, into arrays in L1. A label with a temperature of its own
 // takes an exp an element more, in the gradient.
-#ifndef TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_
-#define TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_
+#pragma once
 
 #include <cstdint>
 
@@ -496,5 +495,3 @@ class TargetSweep : BackwardSweep<Simd, T> {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_SWEEP_TARGET_SWEEP_H_

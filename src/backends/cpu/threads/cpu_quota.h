@@ -1,6 +1,5 @@
 // How many CPUs the process may use: its affinity mask, and the CPU bandwidth of its control groups.
-#ifndef TILELOSS_BACKENDS_CPU_THREADS_CPU_QUOTA_H_
-#define TILELOSS_BACKENDS_CPU_THREADS_CPU_QUOTA_H_
+#pragma once
 
 #include <string>
 
@@ -14,5 +13,3 @@ int affinity_cpus();
 int cgroup_cpus(const std::string& root = "");
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_THREADS_CPU_QUOTA_H_

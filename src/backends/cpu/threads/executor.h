@@ -1,6 +1,5 @@
 // Runs independent tasks on the caller's executor or on the built-in pool.
-#ifndef TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_
-#define TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -16,5 +15,3 @@ int default_threads();
 void parallel_for(const tileloss_executor* executor, std::int64_t count, tileloss_task task, void* data);
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_THREADS_EXECUTOR_H_

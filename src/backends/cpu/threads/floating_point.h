@@ -1,8 +1,7 @@
 // The floating-point control word of a task: round to nearest, flush results below the smallest normal to zero (an exp that
 // underflows into denormals costs five times as much), whatever the host thread has set; and back again. ARM's flush-to-zero
 // reads denormal operands of float32 as 0 too; x86's does not.
-#ifndef TILELOSS_BACKENDS_CPU_THREADS_FLOATING_POINT_H_
-#define TILELOSS_BACKENDS_CPU_THREADS_FLOATING_POINT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -41,5 +40,3 @@ class FloatingPointScope {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_THREADS_FLOATING_POINT_H_

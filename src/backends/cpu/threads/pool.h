@@ -1,6 +1,5 @@
 // The built-in thread pool: a queue and sleeping threads, started as they are first needed.
-#ifndef TILELOSS_BACKENDS_CPU_THREADS_POOL_H_
-#define TILELOSS_BACKENDS_CPU_THREADS_POOL_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -36,5 +35,3 @@ class Pool {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_THREADS_POOL_H_

@@ -1,7 +1,6 @@
 // Scratch for one call, on huge pages when it is large: the stash of a row is 600 KB, and walking it on 4 KB pages costs TLB
 // misses.
-#ifndef TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_
-#define TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 
@@ -25,5 +24,3 @@ class ScratchMemory {
 };
 
 }  // namespace tileloss::impl::cpu
-
-#endif  // TILELOSS_BACKENDS_CPU_THREADS_SCRATCH_MEMORY_H_
