@@ -300,8 +300,9 @@ class Tracer {
 void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
   std::optional<LinearOracleCase> linear;
   if (inputs.linear) {
-    linear.emplace(*inputs.linear->operands, *inputs.linear->norms,
-                   oracle::LinearGradients::NeedsGrad{.dhidden = true, .dhidden_r = true});
+    oracle::LinearGradients::NeedsGrad of_tokens{};
+    of_tokens[static_cast<size_t>(LinearOutput::kDhidden)] = of_tokens[static_cast<size_t>(LinearOutput::kDhiddenR)] = true;
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, of_tokens);
   }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();

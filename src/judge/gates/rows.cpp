@@ -108,15 +108,9 @@ GradientTolerances gradient_tolerances(const GradcheckConfig::Tolerances& limits
 }
 
 oracle::LinearGradients::NeedsGrad gradients_of(const KernelResults& results) {
-  oracle::LinearGradients::NeedsGrad needs_grad;
+  oracle::LinearGradients::NeedsGrad needs_grad{};
   for (const CheckedGradient& gradient : results.gradients) {
-    for (const LinearGradient& one : gradient.linear) {
-      needs_grad.dhidden |= one.which == LinearOutput::kDhidden;
-      needs_grad.dhead |= one.which == LinearOutput::kDhead;
-      needs_grad.dbias |= one.which == LinearOutput::kDbias;
-      needs_grad.dhidden_r |= one.which == LinearOutput::kDhiddenR;
-      needs_grad.dhead_r |= one.which == LinearOutput::kDheadR;
-    }
+    for (const LinearGradient& one : gradient.linear) needs_grad[static_cast<size_t>(one.which)] = true;
   }
   return needs_grad;
 }
