@@ -204,9 +204,4 @@ oracle::RowUpstream PolicyOracleCase::upstream(int64_t row) const {
   return {result_.dlogp[i], 0, result_.dentropy[i]};
 }
 
-double PolicyOracleCase::loss_upstream(int64_t row) const {
-  if (loss_grad_.empty()) return 1;
-  return loss_grad_[loss_grad_.size() == 1 ? 0 : static_cast<size_t>(row)];
-}
-
 }  // namespace tileloss::tools

@@ -39,7 +39,7 @@ class PolicyOracleCase {
   // Only for rows in use.
   void row_gradient(int64_t row, const oracle::SoftmaxRow& softmax, oracle::GradientRow& out) const;
   oracle::RowUpstream upstream(int64_t row) const;
-  double loss_upstream(int64_t row) const;
+  double loss_upstream(int64_t row) const { return oracle::at_row(loss_grad_, row, 1); }
 
  private:
   // `shifts`: what each row's logp is moved by, in multiples of its error; empty: nothing.
