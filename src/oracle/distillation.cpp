@@ -281,10 +281,6 @@ Distillation::Distillation(const DistillationOptions& options, std::int64_t rows
   factor_ = share_of_mean(options.num_items, [&](std::int64_t row) { return token_weight(row); });
 }
 
-std::int64_t Distillation::label(std::int64_t row) const {
-  return labels_.empty() ? DistillationRow::kNoLabel : labels_[index(row)];
-}
-
 double Distillation::row_loss(std::int64_t row, const DistillationRow& values) const {
   if (is_ignored(row)) return 0.0;
   if (values.is_undefined()) return kNan;

@@ -140,7 +140,6 @@ class Distillation : public RowWeights {
                std::span<const double> token_weights, std::span<const double> loss_grad);
 
   const DistillationOptions& options() const { return options_; }
-  std::int64_t label(std::int64_t row) const;  // kNoLabel if there are none
 
   // w (a CE + b D). `values` is not looked at when the row is ignored.
   double row_loss(std::int64_t row, const DistillationRow& values) const;
