@@ -178,7 +178,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
       oracle.loss_upstream = run.loss_grad[i];
       oracle.first_loss_upstream = run.loss_grad[0];
     }
-    if (mutant != nullptr && mutant->apply_row != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
+    if (mutant != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
     logp = static_cast<float>(*row.outputs[kLogp]);
     lse = static_cast<float>(*row.outputs[kLse]);
     argmax = static_cast<std::int64_t>(*row.outputs[kArgmax]);
@@ -195,7 +195,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
   }
   float loss = run.loss;
   if (!run.context.per_row_loss && run.context.has_loss) {
-    if (mutant != nullptr && mutant->apply_loss != nullptr) verdict.planted |= mutant->apply_loss(run.context, &loss);
+    if (mutant != nullptr) verdict.planted |= mutant->apply_loss(&loss);
     loss_metric.add(-1, loss, run.loss_reference, 0.0);
   }
   for (const auto& gates : {dlogits_metric.gates(), logp_metric.gates(), lse_metric.gates(), loss_metric.gates(),
