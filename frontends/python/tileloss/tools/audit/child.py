@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import tileloss
-from tileloss.tools.children import without_secrets
 from tileloss.tools.implementations.contract import Contract
 
 _PACKAGE = Path(tileloss.__file__).parents[1]
+_SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def without_secrets() -> dict[str, str]:
+    """This process's environment for children, none of which needs one."""
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
 
 
 def environment() -> dict[str, str]:
