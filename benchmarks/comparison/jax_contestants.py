@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import tileloss.jax
 from comparison.contestants import OURS, Output, Step, contestant
 from comparison.inputs import EPSILON, Inputs, OwnLogits, jax_array
 from tileloss.jax._sweeps.library import is_built
@@ -61,7 +62,45 @@ def on_logits(
         return step_of(inputs, loss_of(inputs), is_donated=True)
 
 
-# ----------------------------------------------------------------------------------------------------- cross-entropy
+# ----------------------------------------------------------------------------------------------------------- TileLoss
+
+
+def register_ours(implementation: str) -> None:
+    name, options = f"TileLoss {implementation}", {"implementation": implementation}
+
+    def cross_entropy(logits: Any, labels: Any) -> Any:
+        return tileloss.jax.cross_entropy(logits, labels, **options)
+
+    def grpo(inputs: Inputs) -> Callable[..., Any]:
+        batch = (inputs.shape.sequences, -1)
+        old_logp, advantages = jax_array(inputs.old_logp), jax_array(inputs.advantages)
+        old_logp = old_logp.reshape(batch)
+        return lambda logits, labels: tileloss.jax.policy_loss(
+            logits.reshape(*batch, logits.shape[-1]),
+            labels.reshape(batch),
+            advantages,
+            old_logp=old_logp,
+            preset="grpo",
+            epsilon_low=EPSILON,
+            epsilon_high=EPSILON,
+            **options,
+        )
+
+    def linear(hidden: Any, head: Any, labels: Any) -> Any:
+        return tileloss.jax.linear_cross_entropy(hidden, head, labels, head_layout="VH", **options)
+
+    on_logits("cross_entropy", name, lambda _: cross_entropy, tolerance=OURS)
+    on_logits("grpo", name, grpo, tolerance=OURS)
+    contestant("linear_cross_entropy", f"JAX: {name}", tolerance=OURS, max_rounds=2)(
+        lambda inputs: step_of(inputs, linear)
+    )
+
+
+for each in IMPLEMENTATIONS:
+    register_ours(each)
+
+
+# ------------------------------------------------------------------------------------------------------ cross-entropy
 
 
 def plain_logp(logits: Any, labels: Any) -> Any:
@@ -84,19 +123,6 @@ def optax_cross_entropy(logits: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def our_cross_entropy(implementation: str) -> Callable[..., Any]:
-    from tileloss.jax import cross_entropy
-
-    return lambda x, labels: cross_entropy(x, labels, implementation=implementation)
-
-
-for each in IMPLEMENTATIONS:
-    on_logits(
-        "cross_entropy",
-        f"TileLoss {each}",
-        lambda _, implementation=each: our_cross_entropy(implementation),
-        tolerance=OURS,
-    )
 on_logits("cross_entropy", "optax", lambda _: optax_cross_entropy)
 on_logits("cross_entropy", "plain", lambda _: plain_cross_entropy)
 
@@ -117,51 +143,10 @@ def plain_grpo(inputs: Inputs) -> Callable[..., Any]:
     return loss
 
 
-def our_grpo(inputs: Inputs, implementation: str) -> Callable[..., Any]:
-    from tileloss.jax import policy_loss
-
-    batch = (inputs.shape.sequences, -1)
-    old_logp, advantages = jax_array(inputs.old_logp).reshape(batch), jax_array(inputs.advantages)
-    return lambda logits, labels: policy_loss(
-        logits.reshape(*batch, logits.shape[-1]),
-        labels.reshape(batch),
-        advantages,
-        old_logp=old_logp,
-        preset="grpo",
-        epsilon_low=EPSILON,
-        epsilon_high=EPSILON,
-        implementation=implementation,
-    )
-
-
-for each in IMPLEMENTATIONS:
-    on_logits(
-        "grpo",
-        f"TileLoss {each}",
-        lambda inputs, implementation=each: our_grpo(inputs, implementation),
-        tolerance=OURS,
-    )
 on_logits("grpo", "plain", plain_grpo)
 
 
 # ------------------------------------------------------------------------------------- cross-entropy with the LM head
-
-
-def our_linear_cross_entropy(inputs: Inputs, implementation: str) -> Step:
-    from tileloss.jax import linear_cross_entropy
-
-    return step_of(
-        inputs,
-        lambda hidden, head, labels: linear_cross_entropy(
-            hidden, head, labels, head_layout="VH", implementation=implementation
-        ),
-    )
-
-
-for each in IMPLEMENTATIONS:
-    contestant("linear_cross_entropy", f"JAX: TileLoss {each}", tolerance=OURS, max_rounds=2)(
-        lambda inputs, implementation=each: our_linear_cross_entropy(inputs, implementation)
-    )
 
 
 # XLA's products in bfloat16 on a CPU take some 40 s a step at the LM head of Qwen2.5-1.5B.

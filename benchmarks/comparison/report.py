@@ -127,24 +127,19 @@ def table(
 
 
 def figures_of(measurement: Measurement) -> dict[str, object]:
+    contestant = measurement.contestant
+    named: dict[str, object] = {"group": contestant.group, "name": contestant.name}
     if measurement.failed:
-        contestant = measurement.contestant
-        return {"group": contestant.group, "name": contestant.name, "failed": measurement.failed}
-    return {
-        "group": measurement.contestant.group,
-        "name": measurement.contestant.name,
+        return named | {"failed": measurement.failed}
+    of_device = ("timed_by", "not_captured", "host_s")
+    return named | {
         "median_s": measurement.median,
         "times_s": measurement.times,
         "peak_bytes": measurement.peak_bytes,
         "workspace_bytes": measurement.workspace_bytes,
         "errors": None if measurement.errors is None else asdict(measurement.errors),
-        **_of_device(measurement),
+        **{name: found for name in of_device if (found := getattr(measurement, name))},
     }
-
-
-def _of_device(measurement: Measurement) -> dict[str, object]:
-    named = ("timed_by", "not_captured", "host_s")
-    return {name: found for name in named if (found := getattr(measurement, name))}
 
 
 def settings(shape: Shape, **more: object) -> Settings:

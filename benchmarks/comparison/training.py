@@ -7,6 +7,7 @@ Two of Qwen2-0.5B's layers, with random weights; the vocabulary and the number o
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,21 +112,17 @@ def patched(inputs: Inputs) -> PreTrainedModel:
     return patch(twin(inputs))
 
 
-@contestant("training_step", "TileLoss")
-def _(inputs: Inputs) -> Step:
-    return step_of(inputs, patched(inputs))
+def register(name: str, prepared: Callable[[Inputs], PreTrainedModel]) -> None:
+    """With and without torch.compile."""
+
+    @contestant("training_step", name)
+    def _(inputs: Inputs) -> Step:
+        return step_of(inputs, prepared(inputs))
+
+    @contestant("training_step", f"{name}, torch.compile")
+    def _(inputs: Inputs) -> Step:
+        return step_of(inputs, contestants.compiled(prepared(inputs)))
 
 
-@contestant("training_step", "TileLoss, torch.compile")
-def _(inputs: Inputs) -> Step:
-    return step_of(inputs, contestants.compiled(patched(inputs)))
-
-
-@contestant("training_step", "transformers")
-def _(inputs: Inputs) -> Step:
-    return step_of(inputs, twin(inputs))
-
-
-@contestant("training_step", "transformers, torch.compile")
-def _(inputs: Inputs) -> Step:
-    return step_of(inputs, contestants.compiled(twin(inputs)))
+register("TileLoss", patched)
+register("transformers", twin)

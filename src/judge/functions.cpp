@@ -1,9 +1,7 @@
-#include "judge/functions.h"
-
+// The functions of the library that a check knows.
 #include <algorithm>
 
 #include "judge/inputs/policy.h"
-#include "judge/inputs/several_labels.h"
 #include "judge/inputs/targets.h"
 #include "support/exit_codes.h"
 #include "support/format.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "judge/gates/mutants.h"
-#include "judge/gradcheck_config.h"
 #include "judge/gradcheck_report.h"
 #include "judge/gradcheck_run.h"
 #include "judge/inputs/case_files.h"

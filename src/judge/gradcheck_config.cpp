@@ -1,11 +1,9 @@
-#include "judge/gradcheck_config.h"
-
+// Reads a gradcheck config.
 #include <algorithm>
 #include <array>
 #include <span>
 #include <string_view>
 
-#include "judge/functions.h"
 #include "judge/inputs/allowed.h"
 #include "judge/oracles/row_outputs.h"
 #include "support/format.h"

@@ -85,10 +85,10 @@ Json metrics_json(const CheckInputs& inputs, const Verdict& verdict) {
     json["abs_diff_loss"] = std::abs(verdict.loss_kernel - verdict.loss_ref);
   }
   if (checks.per_loss.count() > 0) json["fwd/per_loss_max_abs"] = checks.per_loss.max_abs().value;
-  for (const RowOutputMetric& metric : checks.outputs) {
+  for (const OutputMetric& metric : checks.outputs) {
     if (metric.count() == 0) continue;
-    const std::string name = std::string("fwd/") + metric.output().name;
-    if (metric.output().is_exact()) {
+    const std::string name = "fwd/" + metric.name();
+    if (metric.is_exact()) {
       json[name + "_mismatches"] = metric.mismatches();
     } else {
       json[name + "_max_abs"] = metric.max_abs().value;

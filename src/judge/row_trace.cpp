@@ -1,7 +1,6 @@
 #include "judge/row_trace.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -235,8 +234,8 @@ class Tracer {
     }
     if (!view_.fused_logp) return;
     judge("value_and_grad/logp", view_.fused_logp, expected.own.logp, magnitudes[kLogp]);
-    ExactMetric bits("value_and_grad/logp_same_bits");
-    bits.add(row_, std::bit_cast<int64_t>(*view_.fused_logp), std::bit_cast<int64_t>(*view_.outputs[kLogp]));
+    OutputMetric bits("value_and_grad/logp_same_bits", true);
+    bits.add(row_, bits_of(*view_.fused_logp), bits_of(*view_.outputs[kLogp]));
     add_gates("", bits.gates());
   }
 
@@ -301,8 +300,9 @@ class Tracer {
 void trace_stages(const GradcheckConfig& config, const CheckInputs& inputs, int64_t row, Tracer& tracer) {
   std::optional<LinearOracleCase> linear;
   if (inputs.linear) {
-    linear.emplace(*inputs.linear->operands, *inputs.linear->norms,
-                   oracle::LinearGradients::NeedsGrad{.dhidden = true, .dhidden_r = true});
+    oracle::LinearGradients::NeedsGrad of_tokens{};
+    of_tokens[static_cast<size_t>(LinearOutput::kDhidden)] = of_tokens[static_cast<size_t>(LinearOutput::kDhiddenR)] = true;
+    linear.emplace(*inputs.linear->operands, *inputs.linear->norms, of_tokens);
   }
   if (inputs.is_ignored(row)) {
     tracer.trace_ignored_forward();

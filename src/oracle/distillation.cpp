@@ -275,33 +275,10 @@ void DistillationRow::add_cross_entropy_gradient(double factor, std::span<double
 
 Distillation::Distillation(const DistillationOptions& options, std::int64_t rows, std::span<const std::int64_t> labels,
                            std::span<const double> token_weights, std::span<const double> loss_grad)
-    : options_(options), rows_(rows), labels_(labels), token_weights_(token_weights), loss_grad_(loss_grad) {
+    : RowWeights(rows, labels, options.ignore_index, token_weights, loss_grad, options.reduction), options_(options) {
   check_options(options);
-  if (!labels.empty() && std::ssize(labels) != rows) throw std::invalid_argument("labels: wrong size");
-  if (!token_weights.empty() && std::ssize(token_weights) != rows) throw std::invalid_argument("token_weights: wrong size");
-  const bool per_row = options.reduction == Reduction::kNone && std::ssize(loss_grad) == rows;
-  if (loss_grad.size() > 1 && !per_row) throw std::invalid_argument("loss_grad: wrong size");
   if (options.reduction != Reduction::kMean) return;
-
-  long double weights = 0.0L;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    if (!is_ignored(i)) weights += token_weight(i);
-  }
-  const double denominator = std::isnan(options.num_items) ? static_cast<double>(weights) : options.num_items;
-  factor_ = denominator == 0.0 ? 0.0 : 1.0 / denominator;
-}
-
-bool Distillation::is_ignored(std::int64_t row) const { return !labels_.empty() && labels_[index(row)] == options_.ignore_index; }
-
-std::int64_t Distillation::label(std::int64_t row) const {
-  return labels_.empty() ? DistillationRow::kNoLabel : labels_[index(row)];
-}
-
-double Distillation::token_weight(std::int64_t row) const { return token_weights_.empty() ? 1.0 : token_weights_[index(row)]; }
-
-double Distillation::upstream(std::int64_t row) const {
-  if (loss_grad_.empty()) return 1.0;
-  return loss_grad_.size() == 1 ? loss_grad_[0] : loss_grad_[index(row)];
+  factor_ = share_of_mean(options.num_items, [&](std::int64_t row) { return token_weight(row); });
 }
 
 double Distillation::row_loss(std::int64_t row, const DistillationRow& values) const {

@@ -133,16 +133,13 @@ struct DistillationGradient {
   std::vector<double> magnitude;  // [V] of dlogits: the sum of the absolute values of the terms that make up each component
 };
 
-class Distillation {
+class Distillation : public RowWeights {
  public:
-  // rows: N. Empty spans mean: no labels, all rows in use; weights 1; upstream gradient 1. loss_grad: one value, or one per row
-  // with kNone. The spans must outlive the oracle. Throws std::invalid_argument on sizes or options that do not go together.
+  // rows: N. Throws std::invalid_argument on sizes or options that do not go together.
   Distillation(const DistillationOptions& options, std::int64_t rows, std::span<const std::int64_t> labels,
                std::span<const double> token_weights, std::span<const double> loss_grad);
 
-  bool is_ignored(std::int64_t row) const;
   const DistillationOptions& options() const { return options_; }
-  std::int64_t label(std::int64_t row) const;  // kNoLabel if there are none
 
   // w (a CE + b D). `values` is not looked at when the row is ignored.
   double row_loss(std::int64_t row, const DistillationRow& values) const;
@@ -151,15 +148,10 @@ class Distillation {
   // The scalar loss of kSum and kMean.
   double reduce(std::span<const double> losses) const;
 
-  double upstream(std::int64_t row) const;
-  double token_weight(std::int64_t row) const;
   double factor() const { return factor_; }  // what the reduction multiplies the rows' losses by
 
  private:
   DistillationOptions options_;
-  std::int64_t rows_ = 0;
-  std::span<const std::int64_t> labels_;
-  std::span<const double> token_weights_, loss_grad_;
   double factor_ = 1.0;
 };
 

@@ -11,6 +11,13 @@ namespace {
 constexpr std::int64_t kGranule = 192;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr std::size_t index(LinearOutput output) { return static_cast<std::size_t>(output); }
+
+constexpr auto kDhidden = index(LinearOutput::kDhidden), kDhead = index(LinearOutput::kDhead),
+               kDbias = index(LinearOutput::kDbias);
+
+// What a low-rank part's gradient is among its own.
+LinearOutput of_part(LinearOutput output) { return is_by_token(output) ? LinearOutput::kDhidden : LinearOutput::kDhead; }
 
 float as_seen(NumberFormat compute, double value) {
   return static_cast<float>(compute == NumberFormat::kFloat32 ? value : decode(compute, encode(compute, value)));
@@ -88,19 +95,24 @@ void linear_spread(const LinearOperands& o, std::span<const std::int64_t> rows, 
   for (double& value : spread) value = std::sqrt(value);
 }
 
-LinearGradients::LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad)
-    : operands_(operands), needs_grad_(needs_grad) {
-  const auto make = [](bool needs, std::int64_t size, std::vector<double>& gradient, std::vector<float>& error) {
-    if (!needs) return;
-    gradient.assign(index(size), 0.0);
-    error.assign(index(size), 0.0F);
-  };
-  make(needs_grad.dhidden, operands.rows * operands.hidden, dhidden_, dhidden_error_);
-  make(needs_grad.dhead, operands.vocab * operands.hidden, dhead_, dhead_error_);
-  make(needs_grad.dbias, operands.vocab, dbias_, dbias_error_);
+LinearGradients::LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad) : operands_(operands) {
+  const std::int64_t sizes[] = {operands.rows * operands.hidden, operands.vocab * operands.hidden, operands.vocab};
+  for (std::size_t which = 0; which < gradients_.size(); ++which) {
+    if (!needs_grad[which]) continue;
+    gradients_[which].assign(index(sizes[which]), 0.0);
+    errors_[which].assign(index(sizes[which]), 0.0F);
+  }
   if (operands.low_rank == nullptr) return;
-  const NeedsGrad of_low_rank{.dhidden = needs_grad.dhidden_r, .dhead = needs_grad.dhead_r};
+  const NeedsGrad of_low_rank{needs_grad[index(LinearOutput::kDhiddenR)], needs_grad[index(LinearOutput::kDheadR)]};
   low_rank_ = std::make_unique<LinearGradients>(*operands.low_rank, of_low_rank);
+}
+
+std::span<const double> LinearGradients::gradient(LinearOutput which) const {
+  return is_low_rank(which) ? low_rank_->gradient(of_part(which)) : gradients_[index(which)];
+}
+
+std::span<const float> LinearGradients::ideal_error(LinearOutput which) const {
+  return is_low_rank(which) ? low_rank_->ideal_error(of_part(which)) : errors_[index(which)];
 }
 
 void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const double> dlogits) {
@@ -111,9 +123,9 @@ void LinearGradients::add(std::span<const std::int64_t> rows, std::span<const do
       rounding_[at] = decode(operands_.compute, encode(operands_.compute, dlogits[at])) - dlogits[at];
     }
   });
-  if (needs_grad_.dhidden) add_dhidden(rows, dlogits);
-  if (needs_grad_.dhead) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
-  if (needs_grad_.dbias) add_dbias(dlogits);
+  if (!gradients_[kDhidden].empty()) add_dhidden(rows, dlogits);
+  if (!gradients_[kDhead].empty()) add_dhead(gather(operands_.hidden_values, operands_.hidden, rows), dlogits);
+  if (!gradients_[kDbias].empty()) add_dbias(dlogits);
   if (low_rank_ != nullptr) low_rank_->add(rows, dlogits);
 }
 
@@ -130,8 +142,8 @@ void LinearGradients::add_dhidden(std::span<const std::int64_t> rows, std::span<
   });
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t row = rows[index(r)];
-    std::copy_n(block.begin() + r * hidden, hidden, dhidden_.begin() + row * hidden);
-    std::copy_n(error.begin() + r * hidden, hidden, dhidden_error_.begin() + row * hidden);
+    std::copy_n(block.begin() + r * hidden, hidden, gradients_[kDhidden].begin() + row * hidden);
+    std::copy_n(error.begin() + r * hidden, hidden, errors_[kDhidden].begin() + row * hidden);
   }
 }
 
@@ -141,15 +153,16 @@ void LinearGradients::add_dhead(std::span<const float> hidden_rows, std::span<co
   split_work(operands_.threads, vocab, kGranule, [&](std::int64_t begin, std::int64_t end) {
     const ProductSizes sizes{end - begin, count, hidden};
     const View<float> x{hidden_rows.data(), hidden, 1};
-    add_product(sizes, View<double>{dlogits.data() + begin, 1, vocab}, x, dhead_.data() + begin * hidden, hidden);
-    add_product(sizes, View<double>{rounding_.data() + begin, 1, vocab}, x, dhead_error_.data() + begin * hidden, hidden);
+    add_product(sizes, View<double>{dlogits.data() + begin, 1, vocab}, x, gradients_[kDhead].data() + begin * hidden, hidden);
+    add_product(sizes, View<double>{rounding_.data() + begin, 1, vocab}, x, errors_[kDhead].data() + begin * hidden, hidden);
   });
 }
 
 void LinearGradients::add_dbias(std::span<const double> dlogits) {
+  std::vector<double>& dbias = gradients_[kDbias];
   for (std::size_t at = 0; at < dlogits.size(); ++at) {
-    dbias_[at % dbias_.size()] += dlogits[at];
-    dbias_error_[at % dbias_.size()] += static_cast<float>(rounding_[at]);
+    dbias[at % dbias.size()] += dlogits[at];
+    errors_[kDbias][at % dbias.size()] += static_cast<float>(rounding_[at]);
   }
 }
 

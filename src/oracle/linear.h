@@ -13,11 +13,13 @@
 // exact otherwise. Its error is the same product over the differences, which needs float only.
 //
 //   LinearOperands operands = make_operands(...);
-//   LinearGradients gradients(operands, {.dhidden = true, .dhead = true, .dbias = true});
+//   LinearGradients gradients(operands, {true, true, true});  // dhidden, dhead, dbias
 //   for each block of rows in use: linear_logits(operands, rows, logits); dlogits from them; gradients.add(rows, dlogits);
 #ifndef TILELOSS_ORACLE_LINEAR_H_
 #define TILELOSS_ORACLE_LINEAR_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -60,24 +62,23 @@ void linear_logits(const LinearOperands& operands, std::span<const std::int64_t>
 // spread[r, v] = sqrt(sum_h (hidden head)^2): the size of the terms of each logit, which float32 sums lose bits of.
 void linear_spread(const LinearOperands& operands, std::span<const std::int64_t> rows, std::span<double> spread);
 
+enum class LinearOutput { kDhidden, kDhead, kDbias, kDhiddenR, kDheadR };
+constexpr std::size_t kLinearOutputs = 5;
+// Of the tokens, in place of the classes.
+constexpr bool is_by_token(LinearOutput output) { return output == LinearOutput::kDhidden || output == LinearOutput::kDhiddenR; }
+constexpr bool is_low_rank(LinearOutput output) { return output == LinearOutput::kDhiddenR || output == LinearOutput::kDheadR; }
+
 class LinearGradients {
  public:
-  struct NeedsGrad {
-    bool dhidden = false, dhead = false, dbias = false, dhidden_r = false, dhead_r = false;
-  };
+  using NeedsGrad = std::array<bool, kLinearOutputs>;  // by LinearOutput
   LinearGradients(const LinearOperands& operands, const NeedsGrad& needs_grad);
 
   // dlogits [rows.size(), vocab], each row once. Rows that are not added have a gradient of 0.
   void add(std::span<const std::int64_t> rows, std::span<const double> dlogits);
 
-  // Empty where none is needed.
-  std::span<const double> dhidden() const { return dhidden_; }  // [N,H]
-  std::span<const double> dhead() const { return dhead_; }      // [vocab,H]
-  std::span<const double> dbias() const { return dbias_; }      // [vocab]
-  std::span<const float> ideal_dhidden_error() const { return dhidden_error_; }
-  std::span<const float> ideal_dhead_error() const { return dhead_error_; }
-  std::span<const float> ideal_dbias_error() const { return dbias_error_; }
-  const LinearGradients* low_rank() const { return low_rank_.get(); }  // null: there is none
+  // [N,H], [vocab,H], [vocab], [N,R], [vocab,R]; empty where none is needed.
+  std::span<const double> gradient(LinearOutput which) const;
+  std::span<const float> ideal_error(LinearOutput which) const;
 
  private:
   void add_dhidden(std::span<const std::int64_t> rows, std::span<const double> dlogits);
@@ -85,9 +86,9 @@ class LinearGradients {
   void add_dbias(std::span<const double> dlogits);
 
   const LinearOperands& operands_;
-  NeedsGrad needs_grad_;
-  std::vector<double> dhidden_, dhead_, dbias_;
-  std::vector<float> dhidden_error_, dhead_error_, dbias_error_;
+  // Without those of the low-rank part.
+  std::array<std::vector<double>, 3> gradients_;
+  std::array<std::vector<float>, 3> errors_;
   std::vector<double> rounding_;  // of a block's dlogits
   std::unique_ptr<LinearGradients> low_rank_;
 };

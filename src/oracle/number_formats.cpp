@@ -84,9 +84,9 @@ auto with_codec(NumberFormat format, Function&& function) {
 }  // namespace
 
 const FormatInfo& format_info(NumberFormat format) {
-  static constexpr FormatInfo kFloat32{"float32", 4, 23, -126, 0x1p-126, 0x1p-149, 0x1.ffffffp+127};
-  static constexpr FormatInfo kBfloat16{"bfloat16", 2, 7, -126, 0x1p-126, 0x1p-133, 0x1.ffp+127};
-  static constexpr FormatInfo kFloat16{"float16", 2, 10, -14, 0x1p-14, 0x1p-24, 65520.0};
+  static constexpr FormatInfo kFloat32{"float32", 4, 23, 0x1p-126, 0x1p-149, 0x1.ffffffp+127};
+  static constexpr FormatInfo kBfloat16{"bfloat16", 2, 7, 0x1p-126, 0x1p-133, 0x1.ffp+127};
+  static constexpr FormatInfo kFloat16{"float16", 2, 10, 0x1p-14, 0x1p-24, 65520.0};
   if (format == NumberFormat::kBfloat16) return kBfloat16;
   if (format == NumberFormat::kFloat16) return kFloat16;
   return kFloat32;

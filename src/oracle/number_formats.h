@@ -16,8 +16,7 @@ struct FormatInfo {
   const char* name;  // "float32", "bfloat16", "float16"
   std::size_t bytes;
   int mantissa_bits;       // stored: 23, 7, 10
-  int min_exponent;        // of the smallest normal number: -126, -126, -14
-  double smallest_normal;  // 2^min_exponent
+  double smallest_normal;  // 2^-126, 2^-126, 2^-14
   double smallest_step;    // spacing of the subnormal numbers
   double overflow;         // the least magnitude that rounds to infinity
 };

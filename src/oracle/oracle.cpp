@@ -282,32 +282,29 @@ void logprobs_gradient(const SoftmaxRow& row, const RowUpstream& upstream, std::
 
 // ------------------------------------------------------------------------------------------------------ cross-entropy
 
+RowWeights::RowWeights(std::int64_t rows, std::span<const std::int64_t> labels, std::int64_t ignore_index,
+                       std::span<const double> token_weights, std::span<const double> loss_grad, Reduction reduction)
+    : rows_(rows), labels_(labels), ignore_index_(ignore_index), token_weights_(token_weights), loss_grad_(loss_grad) {
+  if (!labels.empty() && std::ssize(labels) != rows) throw std::invalid_argument("labels: wrong size");
+  if (!token_weights.empty() && std::ssize(token_weights) != rows) throw std::invalid_argument("token_weights: wrong size");
+  const bool per_row = reduction == Reduction::kNone && std::ssize(loss_grad) == rows;
+  if (loss_grad.size() > 1 && !per_row) throw std::invalid_argument("loss_grad: wrong size");
+}
+
 CrossEntropy::CrossEntropy(const CrossEntropyOptions& options, std::span<const std::int64_t> labels,
                            std::span<const double> token_weights, std::span<const double> class_weights,
                            std::span<const double> loss_grad)
-    : options_(options), labels_(labels), token_weights_(token_weights), class_weights_(class_weights), loss_grad_(loss_grad) {
-  if (!token_weights.empty() && token_weights.size() != labels.size()) throw std::invalid_argument("token_weights: wrong size");
+    : RowWeights(std::ssize(labels), labels, options.ignore_index, token_weights, loss_grad, options.reduction),
+      options_(options),
+      class_weights_(class_weights) {
   if (options.label_smoothing != 0.0 && options.transform.temperature_on == TemperatureOn::kLogprob)
     throw std::invalid_argument("label_smoothing: not with temperature_on logprob");
-  const bool per_row = options.reduction == Reduction::kNone && loss_grad.size() == labels.size();
-  if (loss_grad.size() > 1 && !per_row) throw std::invalid_argument("loss_grad: wrong size");
   if (options.reduction != Reduction::kMean) return;
-
-  long double cross_entropy_weight = 0.0L, z_loss_weight = 0.0L;
-  for (std::size_t i = 0; i < labels.size(); ++i) {
-    const auto row = static_cast<std::int64_t>(i);
-    if (is_ignored(row)) continue;
-    cross_entropy_weight += static_cast<long double>(token_weight(row)) * class_weight(labels[i]);
-    z_loss_weight += token_weight(row);
-  }
-  const bool given = !std::isnan(options.num_items);
-  const double cross_entropy_denominator = given ? options.num_items : static_cast<double>(cross_entropy_weight);
-  const double z_loss_denominator = given ? options.num_items : static_cast<double>(z_loss_weight);
-  cross_entropy_factor_ = cross_entropy_denominator == 0.0 ? 0.0 : 1.0 / cross_entropy_denominator;
-  z_loss_factor_ = z_loss_denominator == 0.0 ? 0.0 : 1.0 / z_loss_denominator;
+  cross_entropy_factor_ = share_of_mean(options.num_items, [&](std::int64_t row) {
+    return static_cast<long double>(token_weight(row)) * class_weight(labels[index(row)]);
+  });
+  z_loss_factor_ = share_of_mean(options.num_items, [&](std::int64_t row) { return token_weight(row); });
 }
-
-double CrossEntropy::token_weight(std::int64_t row) const { return token_weights_.empty() ? 1.0 : token_weights_[index(row)]; }
 
 double CrossEntropy::class_weight(std::int64_t column) const {
   return class_weights_.empty() ? 1.0 : class_weights_[index(column)];
@@ -321,11 +318,6 @@ CrossEntropy::ClassWeights CrossEntropy::class_weights_of(const SoftmaxRow& soft
     });
   };
   return {sum([](double weight) { return weight; }), sum([](double weight) { return std::fabs(weight); })};
-}
-
-double CrossEntropy::upstream(std::int64_t row) const {
-  if (loss_grad_.empty()) return 1.0;
-  return loss_grad_.size() == 1 ? loss_grad_[0] : loss_grad_[index(row)];
 }
 
 RowLoss CrossEntropy::row_loss(std::int64_t row, const SoftmaxRow& softmax) const {

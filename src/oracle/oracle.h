@@ -18,6 +18,8 @@
 #ifndef TILELOSS_ORACLE_ORACLE_H_
 #define TILELOSS_ORACLE_ORACLE_H_
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -170,15 +172,51 @@ struct RowLoss {
   double total() const { return cross_entropy + z_loss; }
 };
 
-class CrossEntropy {
+// A row's value of those of all rows, or the one that all have; `absent` where there are none.
+inline double at_row(std::span<const double> values, std::int64_t row, double absent) {
+  if (values.empty()) return absent;
+  return values[values.size() == 1 ? 0 : static_cast<std::size_t>(row)];
+}
+
+// Which rows of a loss are in use, and what they weigh. Empty spans mean: no labels, all rows in use; weights 1; upstream
+// gradient 1. loss_grad: one value, or one per row with kNone. The spans must outlive it. Throws std::invalid_argument on wrong
+// sizes.
+class RowWeights {
  public:
-  // labels [N]. Empty spans mean: weights 1; upstream gradient 1. class_weights: one for each valid column. loss_grad: one
-  // value, or one per row with kNone. The spans must outlive the oracle. Throws std::invalid_argument on sizes or options
-  // that do not go together.
+  RowWeights(std::int64_t rows, std::span<const std::int64_t> labels, std::int64_t ignore_index,
+             std::span<const double> token_weights, std::span<const double> loss_grad, Reduction reduction);
+
+  bool is_ignored(std::int64_t row) const { return !labels_.empty() && labels_[static_cast<std::size_t>(row)] == ignore_index_; }
+  double token_weight(std::int64_t row) const { return at_row(token_weights_, row, 1.0); }
+  double upstream(std::int64_t row) const { return at_row(loss_grad_, row, 1.0); }
+
+ protected:
+  // Of kMean: 1 over num_items, or where that is NaN over the sum of weight(row) of the rows in use; 0 where they are 0.
+  template <typename Weight>
+  double share_of_mean(double num_items, Weight weight) const {
+    long double sum = 0.0L;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      if (!is_ignored(row)) sum += weight(row);
+    }
+    const double denominator = std::isnan(num_items) ? static_cast<double>(sum) : num_items;
+    return denominator == 0.0 ? 0.0 : 1.0 / denominator;
+  }
+
+  std::int64_t rows_ = 0;
+  std::span<const std::int64_t> labels_;
+
+ private:
+  std::int64_t ignore_index_ = 0;
+  std::span<const double> token_weights_, loss_grad_;
+};
+
+class CrossEntropy : public RowWeights {
+ public:
+  // labels [N]; class_weights: one for each valid column, empty: 1. Throws std::invalid_argument on sizes or options that do not
+  // go together.
   CrossEntropy(const CrossEntropyOptions& options, std::span<const std::int64_t> labels, std::span<const double> token_weights,
                std::span<const double> class_weights, std::span<const double> loss_grad);
 
-  bool is_ignored(std::int64_t row) const { return labels_[static_cast<std::size_t>(row)] == options_.ignore_index; }
   const CrossEntropyOptions& options() const { return options_; }
 
   // `softmax` is not looked at when the row is ignored.
@@ -189,8 +227,6 @@ class CrossEntropy {
   // The scalar loss of kSum and kMean. (With kNone the loss of a row is its total().)
   double reduce(std::span<const RowLoss> losses) const;
 
-  double upstream(std::int64_t row) const;
-  double token_weight(std::int64_t row) const;
   double class_weight(std::int64_t column) const;
   // What the reduction multiplies the rows' two parts by.
   double cross_entropy_factor() const { return cross_entropy_factor_; }
@@ -203,8 +239,7 @@ class CrossEntropy {
   ClassWeights class_weights_of(const SoftmaxRow& softmax) const;
 
   CrossEntropyOptions options_;
-  std::span<const std::int64_t> labels_;
-  std::span<const double> token_weights_, class_weights_, loss_grad_;
+  std::span<const double> class_weights_;
   double cross_entropy_factor_ = 1.0;  // 1 / denominator
   double z_loss_factor_ = 1.0;
 };

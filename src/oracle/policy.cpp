@@ -112,11 +112,6 @@ double PolicyEvaluation::weight(std::size_t i) const {
   return items == 0.0 ? 0.0 : 1.0 / items;
 }
 
-double PolicyEvaluation::upstream(std::size_t i) const {
-  if (in_.loss_grad.empty()) return 1.0;
-  return in_.loss_grad[in_.loss_grad.size() == 1 ? 0 : i];
-}
-
 void PolicyEvaluation::add_gradient(std::size_t i, const Dual& loss) {
   const double share = upstream(i) * weight(i);
   const auto of = [&](Variable which) { return share == 0.0 ? 0.0 : times(share, loss.slopes[which]); };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "oracle/dual.h"
+#include "oracle/oracle.h"
 #include "oracle/policy.h"
 
 namespace tileloss::oracle {
@@ -67,7 +68,7 @@ class PolicyEvaluation {
   Dual total(std::size_t i);
 
   double weight(std::size_t i) const;
-  double upstream(std::size_t i) const;
+  double upstream(std::size_t i) const { return at_row(in_.loss_grad, static_cast<std::int64_t>(i), 1.0); }
   void add_gradient(std::size_t i, const Dual& loss);
   void add_ratio_gradients();
   double add_entropy_bonus();

@@ -7,6 +7,18 @@ namespace {
 
 constexpr double kMaxRoofDifference = 0.15;
 
+// Whether the machine was quiet enough for figures to be compared with others.
+bool is_steady(const BenchReport& report) { return report.roofs_difference && *report.roofs_difference <= kMaxRoofDifference; }
+
+// The reference's time over the kernel's for the same pass, if both were run.
+std::optional<double> speedup(const BenchReport& report, const Timing& timing) {
+  if (timing.implementation != "kernel") return std::nullopt;
+  for (const Timing& other : report.timings) {
+    if (other.implementation == "reference" && other.pass == timing.pass) return other.median_ms / timing.median_ms;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 // The reference first, so that its matrices are gone when the kernel's memory is read; each ends with its gradient.
@@ -30,16 +42,6 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
   const Roofs at_end = bench.measure_roofs();
   report.roofs_difference = largest_difference(report.roofs, at_end);
   report.roofs = faster_of(report.roofs, at_end);
-}
-
-bool is_steady(const BenchReport& report) { return report.roofs_difference && *report.roofs_difference <= kMaxRoofDifference; }
-
-std::optional<double> speedup(const BenchReport& report, const Timing& timing) {
-  if (timing.implementation != "kernel") return std::nullopt;
-  for (const Timing& other : report.timings) {
-    if (other.implementation == "reference" && other.pass == timing.pass) return other.median_ms / timing.median_ms;
-  }
-  return std::nullopt;
 }
 
 Json to_json(const BenchSettings& settings, const Bench& bench, const BenchReport& report, const Timing& timing) {

@@ -22,12 +22,6 @@ struct BenchReport {
 // Fills `report` as it goes.
 void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool kernel, bool reference, BenchReport& report);
 
-// False where the roofs differ so much that the machine was not quiet enough for figures to be compared with others.
-bool is_steady(const BenchReport& report);
-
-// The reference's time over the kernel's for the same pass, if both were run.
-std::optional<double> speedup(const BenchReport& report, const Timing& timing);
-
 // A pass as a line of `tileloss bench --json`.
 Json to_json(const BenchSettings& settings, const Bench& bench, const BenchReport& report, const Timing& timing);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <span>
 
 #include "roofs/device_run.h"
 #include "support/exit_codes.h"
@@ -147,21 +148,17 @@ std::vector<MemoryNeed> memory_needs(const BenchSettings& settings, const Functi
   return needs;
 }
 
-double gb_per_s(const Timing& timing) { return timing.traffic_bytes / timing.median_ms / 1e6; }
-
 double tflops(const Timing& timing) { return timing.flops / timing.median_ms / 1e9; }
 
-Json Timing::facts() const { return plan ? plan_facts(*plan) : Json::object(); }
-
 Json to_json(const Timing& timing) {
-  const Json facts = timing.facts();
+  const Json facts = timing.plan ? plan_facts(*timing.plan) : Json::object();  // none of a reference
   Json json = {{"pass", timing.pass},
                {"isa", facts.value("isa", "-")},
                {"threads", timing.threads},
                {"schedule", facts.value("schedule", "-")},
                {"row_block", facts.value("row_block", int64_t{0})},
                {"vocab_block", facts.value("vocab_block", int64_t{0})},
-               {"workspace_bytes", timing.workspace_bytes()},
+               {"workspace_bytes", timing.plan ? timing.plan->workspace_bytes : 0},
                {"iters", timing.iterations},
                {"first_call_s", timing.first_call_s},
                {"median_ms", timing.median_ms},
@@ -170,13 +167,14 @@ Json to_json(const Timing& timing) {
                {"mem_after_alloc", timing.mem_after_alloc},
                {"mem_peak", timing.mem_peak},
                {"mem_scratch", timing.mem_scratch},
-               {"gb_per_s", gb_per_s(timing)}};
+               {"gb_per_s", timing.traffic_bytes / timing.median_ms / 1e6}};
   if (timing.host_ns > 0) json.update({{"calls", timing.calls}, {"host_ns", timing.host_ns}});
   if (facts.contains("kernel")) json["cuda_kernel"] = facts["kernel"];
   if (timing.plan) {
     json["predicted_ms"] = timing.plan->predicted_ms;
     json["buffers"] = Json::object();
-    for (const tileloss_plan_buffer& buffer : timing.buffers()) json["buffers"][buffer.name] = buffer.bytes;
+    const std::span buffers(timing.plan->buffers, static_cast<size_t>(timing.plan->buffer_count));
+    for (const tileloss_plan_buffer& buffer : buffers) json["buffers"][buffer.name] = buffer.bytes;
   }
   if (timing.flops > 0) {
     json["tflops"] = tflops(timing);

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -78,17 +77,8 @@ struct Timing {
   int64_t mem_scratch = 0;    // mem_peak_data above inputs and outputs: the workspace, and the pages of the threads' stacks
   std::optional<tileloss_plan> plan;  // the kernel's
   int threads = 0;
-
-  // The plan's facts; none of a reference.
-  Json facts() const;
-  int64_t workspace_bytes() const { return plan ? plan->workspace_bytes : 0; }
-  std::span<const tileloss_plan_buffer> buffers() const {
-    if (!plan) return {};
-    return {plan->buffers, static_cast<size_t>(plan->buffer_count)};
-  }
 };
 
-double gb_per_s(const Timing& timing);
 double tflops(const Timing& timing);
 Json to_json(const Timing& timing);
 
@@ -115,7 +105,6 @@ class Bench {
   }
 
   const Function& function() const { return function_; }
-  int threads() const { return threads_; }
 
  private:
   void make_allowed();

@@ -32,8 +32,35 @@ RoofLoops roof_loops_avx2();
 RoofLoops roof_loops_avx512();
 RoofLoops roof_loops_neon();
 
-// V: Bytes (one vector), load, store, stream, zero, mix (any operation that uses both), fold.
-// kStreams: the range is cut into that many pieces that are walked side by side, a cache line of each at a time.
+// Machine, a type of the including file's own: its widest Vec, stream (a store past the caches) and fence. The rest is GCC's.
+template <class Machine>
+struct RoofVector : Machine {
+  using Vec = typename Machine::Vec;
+  static constexpr int64_t kBytes = sizeof(Vec);
+
+  static Vec load(const char* p) {
+    Vec v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static void store(char* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
+  static uint64_t fold(Vec v) {
+    uint64_t folded = 0;
+    for (int lane = 0; lane < static_cast<int>(sizeof v) / 8; ++lane) folded ^= static_cast<uint64_t>(v[lane]);
+    return folded;
+  }
+  // Hides from the compiler that what is stored is what was loaded.
+  static Vec keep(Vec v) {
+#if defined(__x86_64__)
+    asm volatile("" : "+x"(v));
+#else
+    asm volatile("" : "+w"(v));
+#endif
+    return v;
+  }
+};
+
+// V: a RoofVector. kStreams: the range is cut into that many pieces that are walked side by side, a cache line of each at a time.
 template <class V, int kStreams, bool kPrefetch>
 struct RoofLoop {
   static constexpr int64_t kLine = 64;
@@ -69,20 +96,20 @@ struct RoofLoop {
 
   static uint64_t read(char* from, char*, int64_t bytes, int64_t distance) {
     typename V::Vec sum[kStreams];
-    for (auto& s : sum) s = V::zero();
+    for (auto& s : sum) s = typename V::Vec{};
     walk(
         from, bytes, distance, [&](int64_t at, int s) __attribute__((always_inline)) {
-          for (int64_t b = 0; b < kLine; b += V::kBytes) sum[s] = V::mix(sum[s], V::load(from + at + b));
+          for (int64_t b = 0; b < kLine; b += V::kBytes) sum[s] ^= V::load(from + at + b);
         });
-    for (int s = 1; s < kStreams; ++s) sum[0] = V::mix(sum[0], sum[s]);
+    for (int s = 1; s < kStreams; ++s) sum[0] ^= sum[s];
     return V::fold(sum[0]);
   }
 
   static constexpr RoofVariant variant(const char* name) { return {name, in_place, copy, read, kPrefetch}; }
 };
 
-// kVariants of a policy, to be used as a static array.
-template <class V>
+// Of a machine, to be used as a static array.
+template <class Machine, class V = RoofVector<Machine>>
 inline constexpr RoofVariant kRoofVariants[] = {
     RoofLoop<V, 1, false>::variant("1 stream"),           RoofLoop<V, 2, false>::variant("2 streams"),
     RoofLoop<V, 4, false>::variant("4 streams"),          RoofLoop<V, 1, true>::variant("1 stream, prefetch"),

@@ -1,10 +1,11 @@
 #include "roofs/unfused_baseline.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "core/number_formats.h"
 
 namespace tileloss::tools {
 namespace {
@@ -14,18 +15,16 @@ using oracle::NumberFormat;
 float load(NumberFormat format, const void* row, int64_t column) {
   if (format == NumberFormat::kFloat32) return static_cast<const float*>(row)[column];
   const uint16_t bits = static_cast<const uint16_t*>(row)[column];
-  if (format == NumberFormat::kBfloat16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  return static_cast<float>(oracle::decode(format, bits));
+  return format == NumberFormat::kBfloat16 ? to_float(impl::Bfloat16{bits}) : to_float(impl::Float16{bits});
 }
 
 void store(NumberFormat format, void* row, int64_t column, float value) {
   if (format == NumberFormat::kFloat32) {
     static_cast<float*>(row)[column] = value;
   } else if (format == NumberFormat::kBfloat16) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    static_cast<uint16_t*>(row)[column] = static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+    static_cast<uint16_t*>(row)[column] = impl::from_float<impl::Bfloat16>(value).bits;
   } else {
-    static_cast<uint16_t*>(row)[column] = static_cast<uint16_t>(oracle::encode(format, value));
+    static_cast<uint16_t*>(row)[column] = impl::from_float<impl::Float16>(value).bits;
   }
 }
 

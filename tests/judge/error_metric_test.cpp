@@ -384,14 +384,13 @@ TEST(ArgmaxAgrees, ExactlyWithoutATransformAndUpToSaturationWithOne) {
   EXPECT_FALSE(argmax_agrees(softmax, 3));
 }
 
-TEST(ExactMetric, CountsAndNamesTheFirst) {
-  ExactMetric metric("argmax");
+TEST(OutputMetric, OfAnExactOutputCountsWhatDiffers) {
+  OutputMetric metric("argmax", true);
   metric.add(0, 5, 5);
   EXPECT_TRUE(all_pass(metric.gates()));
   metric.add(8, 5, 4);
   metric.add(9, 5, 4);
   EXPECT_EQ(metric.mismatches(), 2);
-  EXPECT_EQ(metric.first_row(), 8);
   EXPECT_FALSE(all_pass(metric.gates()));
 }
 

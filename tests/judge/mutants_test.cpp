@@ -158,7 +158,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
   context.kernel_dlogits = [&](std::int64_t row) { return run.dlogits[static_cast<std::size_t>(row)].data(); };
   GradientMetric dlogits_metric(format);
   OutputMetric logp_metric("logp"), lse_metric("lse"), loss_metric("loss");
-  ExactMetric argmax_metric("argmax"), agreement_metric("agreement");
+  OutputMetric argmax_metric("argmax", true), agreement_metric("agreement", true);
   for (std::size_t i = 0; i < kRows; ++i) {
     std::vector<unsigned char> dlogits = run.dlogits[i];
     float logp = static_cast<float>(run.logp[i]), lse = run.lse[i], loss = run.row_loss[i];
@@ -178,11 +178,11 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
       oracle.loss_upstream = run.loss_grad[i];
       oracle.first_loss_upstream = run.loss_grad[0];
     }
-    if (mutant != nullptr && mutant->apply_row != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
+    if (mutant != nullptr) verdict.planted |= mutant->apply_row(context, oracle, row);
     logp = static_cast<float>(*row.outputs[kLogp]);
     lse = static_cast<float>(*row.outputs[kLse]);
     argmax = static_cast<std::int64_t>(*row.outputs[kArgmax]);
-    agreement_metric.add(row.row, static_cast<std::int64_t>(*row.outputs[kAgreement]), 1);
+    agreement_metric.add(row.row, *row.outputs[kAgreement], 1);
     dlogits_metric.add_row(row.row, dlogits.data(), kColumns, make_row_reference(run.softmax[i], run.gradients[i]));
     const oracle::RowOutputs outputs = run.softmax[i].outputs();
     const OutputMagnitudes magnitudes = output_magnitudes(run.softmax[i]);
@@ -195,7 +195,7 @@ Verdict judge(const Family& family, NumberFormat format, const KernelRun& run, c
   }
   float loss = run.loss;
   if (!run.context.per_row_loss && run.context.has_loss) {
-    if (mutant != nullptr && mutant->apply_loss != nullptr) verdict.planted |= mutant->apply_loss(run.context, &loss);
+    if (mutant != nullptr) verdict.planted |= mutant->apply_loss(&loss);
     loss_metric.add(-1, loss, run.loss_reference, 0.0);
   }
   for (const auto& gates : {dlogits_metric.gates(), logp_metric.gates(), lse_metric.gates(), loss_metric.gates(),

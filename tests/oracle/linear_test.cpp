@@ -183,16 +183,14 @@ TEST(Linear, GradientsAreTheCentralDifferencesOfTheLoss) {
   }
   LinearGradients gradients(chain.operands, {true, true, true});
   chain.add_gradients(gradients);
-  const std::vector<double> dhidden(gradients.dhidden().begin(), gradients.dhidden().end());
-  const std::vector<double> dhead(gradients.dhead().begin(), gradients.dhead().end());
-  const std::vector<double> dbias(gradients.dbias().begin(), gradients.dbias().end());
-  const auto expect = [&](auto& variables, const std::vector<double>& gradient) {
+  const auto expect = [&](auto& variables, std::span<const double> gradient) {
     ASSERT_EQ(variables.size(), gradient.size());
     for (std::size_t i = 0; i < variables.size(); ++i) ASSERT_NEAR(gradient[i], derivative(chain, variables[i]), 2e-11) << i;
   };
+  const std::span<const double> dhidden = gradients.gradient(LinearOutput::kDhidden);
   expect(chain.operands.hidden_values, dhidden);
-  expect(chain.operands.head_values, dhead);
-  expect(chain.operands.bias, dbias);
+  expect(chain.operands.head_values, gradients.gradient(LinearOutput::kDhead));
+  expect(chain.operands.bias, gradients.gradient(LinearOutput::kDbias));
   for (std::int64_t h = 0; h < Chain::kHidden; ++h) EXPECT_EQ(dhidden[index(2 * Chain::kHidden + h)], 0.0);
 }
 
@@ -212,17 +210,16 @@ TEST(Linear, TheIdealsErrorIsThatOfRoundedDlogits) {
     exact.add(all_rows(3), dlogits);
     ideal.add(all_rows(3), rounded);
     const double ulp = compute == NumberFormat::kFloat32 ? 0x1p-24 : 0x1p-9;
-    const auto expect = [&](std::span<const double> g, std::span<const double> g_ideal, std::span<const float> error) {
+    for (const LinearOutput which : {LinearOutput::kDhidden, LinearOutput::kDhead, LinearOutput::kDbias}) {
+      const std::span<const double> g = exact.gradient(which), g_ideal = ideal.gradient(which);
+      const std::span<const float> error = exact.ideal_error(which);
       double largest = 0;
       for (std::size_t i = 0; i < g.size(); ++i) {
         ASSERT_NEAR(error[i], g_ideal[i] - g[i], 1e-5 * ulp) << i;
         largest = std::max(largest, std::fabs(static_cast<double>(error[i])));
       }
       EXPECT_GT(largest, 0.1 * ulp);
-    };
-    expect(exact.dhidden(), ideal.dhidden(), exact.ideal_dhidden_error());
-    expect(exact.dhead(), ideal.dhead(), exact.ideal_dhead_error());
-    expect(exact.dbias(), ideal.dbias(), exact.ideal_dbias_error());
+    }
   }
 }
 
@@ -326,12 +323,13 @@ TEST(LinearSlice, OutputsAndGradientsAreThoseOfAnotherProgram) {
   EXPECT_EQ(rows, 11);
   expect_relative(trained.loss, expected["loss"].get<double>(), 1e-14);
   const LinearGradients& g = *trained.gradients;
-  expect_relative(norm(g.dhidden()), expected["dhidden"]["l2"].get<double>(), 1e-14);
-  expect_relative(norm(g.dhead()), expected["dhead"]["l2"].get<double>(), 1e-14);
-  expect_relative(norm(g.dbias()), expected["dbias"]["l2"].get<double>(), 1e-14);
-  EXPECT_EQ(expect_entries(g.dhidden(), 256, expected["dhidden"]["rows"], 1e-16), 12 * 4);
-  EXPECT_EQ(expect_entries(g.dhead(), 256, expected["dhead"]["rows"], 1e-15), 9 * 4);
-  for (std::size_t v = 0; v < 8; ++v) EXPECT_NEAR(g.dbias()[v], expected["dbias"]["values"][v].get<double>(), 1e-16);
+  expect_relative(norm(g.gradient(LinearOutput::kDhidden)), expected["dhidden"]["l2"].get<double>(), 1e-14);
+  expect_relative(norm(g.gradient(LinearOutput::kDhead)), expected["dhead"]["l2"].get<double>(), 1e-14);
+  expect_relative(norm(g.gradient(LinearOutput::kDbias)), expected["dbias"]["l2"].get<double>(), 1e-14);
+  EXPECT_EQ(expect_entries(g.gradient(LinearOutput::kDhidden), 256, expected["dhidden"]["rows"], 1e-16), 12 * 4);
+  EXPECT_EQ(expect_entries(g.gradient(LinearOutput::kDhead), 256, expected["dhead"]["rows"], 1e-15), 9 * 4);
+  for (std::size_t v = 0; v < 8; ++v)
+    EXPECT_NEAR(g.gradient(LinearOutput::kDbias)[v], expected["dbias"]["values"][v].get<double>(), 1e-16);
 }
 
 // All of it, if the environment names a folder that has it; the slice's labels are the file's in any case.
@@ -349,10 +347,10 @@ TEST(LinearSlice, TheSliceIsPartOfTheWholeFileWhereThatIsAtHand) {
   expect_relative(trained.loss, whole["loss"].get<double>(), 1e-13);
   for (const nlohmann::json& row : whole["first_rows"]) expect_outputs(trained.outputs[row["row"].get<std::size_t>()], row);
   const LinearGradients& g = *trained.gradients;
-  expect_relative(norm(g.dhidden()), whole["dhidden"]["l2"].get<double>(), 1e-11);
-  expect_relative(norm(g.dhead()), whole["dhead"]["l2"].get<double>(), 1e-11);
-  EXPECT_EQ(expect_entries(g.dhidden(), 256, whole["dhidden_entries"], 1e-16), 28);
-  EXPECT_EQ(expect_entries(g.dhead(), 256, whole["dhead_entries"], 1e-15), 24);
+  expect_relative(norm(g.gradient(LinearOutput::kDhidden)), whole["dhidden"]["l2"].get<double>(), 1e-11);
+  expect_relative(norm(g.gradient(LinearOutput::kDhead)), whole["dhead"]["l2"].get<double>(), 1e-11);
+  EXPECT_EQ(expect_entries(g.gradient(LinearOutput::kDhidden), 256, whole["dhidden_entries"], 1e-16), 28);
+  EXPECT_EQ(expect_entries(g.gradient(LinearOutput::kDhead), 256, whole["dhead_entries"], 1e-15), 24);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "judge/gradcheck_config.h"
+#include "judge/inputs/config.h"
 #include "support/tensor_file.h"
 
 namespace tileloss::tools {

@@ -269,60 +269,32 @@ double allowed_output_error(double reference, double magnitude) {
 
 void OutputMetric::add(std::int64_t row, double output, double reference, double magnitude) {
   ++count_;
-  const Match match = match_nonfinite(output, reference, kInfinity);
-  if (match == Match::kMismatch) ++nonfinite_mismatches_;
+  const Match match =
+      is_exact_ ? (output == reference ? Match::kSame : Match::kMismatch) : match_nonfinite(output, reference, kInfinity);
+  if (match == Match::kMismatch) ++mismatches_;
   if (match != Match::kCompare) return;
   const double error = std::fabs(output - reference);
   keep_larger(budget_, error / allowed_output_error(reference, magnitude), {row, -1});
   keep_larger(max_abs_, error, {row, -1});
-  keep_larger(max_rel_, ratio(error, std::fabs(reference)), {row, -1});
 }
 
 void OutputMetric::merge(const OutputMetric& other) {
   merge_worst(budget_, other.budget_);
   merge_worst(max_abs_, other.max_abs_);
-  merge_worst(max_rel_, other.max_rel_);
-  nonfinite_mismatches_ += other.nonfinite_mismatches_;
+  mismatches_ += other.mismatches_;
   count_ += other.count_;
 }
 
 std::vector<Gate> OutputMetric::gates(double max_abs_limit) const {
+  const auto mismatches = static_cast<double>(mismatches_);
+  if (is_exact_) return {make_gate(name_, mismatches, 0.0)};
   std::vector<Gate> gates;
   gates.push_back(make_gate(name_, budget_.value, 1.0));
   if (std::isfinite(max_abs_limit)) gates.push_back(make_gate(name_ + "/max_abs", max_abs_.value, max_abs_limit));
-  gates.push_back(make_gate(name_ + "/nonfinite", static_cast<double>(nonfinite_mismatches_), 0.0));
+  gates.push_back(make_gate(name_ + "/nonfinite", mismatches, 0.0));
   return gates;
 }
 
-void ExactMetric::add(std::int64_t row, std::int64_t output, std::int64_t reference) {
-  if (output == reference) return;
-  if (mismatches_++ == 0) first_row_ = row;
-}
-
-void ExactMetric::merge(const ExactMetric& other) {
-  if (mismatches_ == 0) first_row_ = other.first_row_;
-  mismatches_ += other.mismatches_;
-}
-
-std::vector<Gate> ExactMetric::gates() const { return {make_gate(name_, static_cast<double>(mismatches_), 0.0)}; }
-
-void RowOutputMetric::add(std::int64_t row, double value, double expected, double magnitude) {
-  ++count_;
-  if (output_->is_exact()) {
-    exact_.add(row, static_cast<std::int64_t>(value), static_cast<std::int64_t>(expected));
-  } else {
-    number_.add(row, value, expected, magnitude);
-  }
-}
-
-void RowOutputMetric::merge(const RowOutputMetric& other) {
-  number_.merge(other.number_);
-  exact_.merge(other.exact_);
-  count_ += other.count_;
-}
-
-std::vector<Gate> RowOutputMetric::gates(double max_abs_limit) const {
-  return output_->is_exact() ? exact_.gates() : number_.gates(max_abs_limit);
-}
+double bits_of(double value) { return std::bit_cast<std::int32_t>(static_cast<float>(value)); }
 
 }  // namespace tileloss::tools

@@ -136,70 +136,37 @@ class GradientMetric {
 // What the error of a row output or loss may be, as OutputMetric has it.
 double allowed_output_error(double reference, double magnitude);
 
-// Row outputs and losses, float32: relative, with an absolute floor near zero.
+// Row outputs and losses. Float32 ones are judged relative to the reference, with an absolute floor near zero:
 //   allowed = 2^-18 |ref| + 2^-22 magnitude
-// `magnitude` is the size of the terms that cancel in `ref` (0: none do).
+// `magnitude` is the size of the terms that cancel in `ref` (0: none do). Exact ones, as argmax, must be equal.
 class OutputMetric {
  public:
-  explicit OutputMetric(std::string name) : name_(std::move(name)) {}
+  explicit OutputMetric(std::string name, bool is_exact = false) : name_(std::move(name)), is_exact_(is_exact) {}
+  explicit OutputMetric(const RowOutput& output) : OutputMetric(output.name, output.is_exact()) {}
 
   void add(std::int64_t row, double output, double reference, double magnitude = 0.0);
   void merge(const OutputMetric& other);
 
   const std::string& name() const { return name_; }
-  Worst worst_budget() const { return budget_; }
-  Worst max_abs() const { return max_abs_; }
-  Worst max_rel() const { return max_rel_; }
-  std::int64_t nonfinite_mismatches() const { return nonfinite_mismatches_; }
+  bool is_exact() const { return is_exact_; }
+  Worst max_abs() const { return max_abs_; }  // unless it is exact
+  // Not finite where the reference is finite, or the other way round, or another infinity; of an exact one all that differ.
+  std::int64_t mismatches() const { return mismatches_; }
   std::int64_t count() const { return count_; }
 
   // "<name>", value in multiples of what is allowed, limit 1; "<name>/max_abs" too if `max_abs_limit` is finite;
-  // "<name>/nonfinite", limit 0.
+  // "<name>/nonfinite", limit 0. Of an exact one "<name>" alone, the mismatches, limit 0.
   std::vector<Gate> gates(double max_abs_limit = std::numeric_limits<double>::infinity()) const;
 
  private:
   std::string name_;
-  Worst budget_, max_abs_, max_rel_;
-  std::int64_t nonfinite_mismatches_ = 0, count_ = 0;
+  bool is_exact_;
+  Worst budget_, max_abs_;
+  std::int64_t mismatches_ = 0, count_ = 0;
 };
 
-// Counts of exact matches: argmax, correct.
-class ExactMetric {
- public:
-  explicit ExactMetric(std::string name) : name_(std::move(name)) {}
-  void add(std::int64_t row, std::int64_t output, std::int64_t reference);
-  void merge(const ExactMetric& other);
-  std::int64_t mismatches() const { return mismatches_; }
-  std::int64_t first_row() const { return first_row_; }
-  std::vector<Gate> gates() const;
-
- private:
-  std::string name_;
-  std::int64_t mismatches_ = 0, first_row_ = -1;
-};
-
-// One output over all rows.
-class RowOutputMetric {
- public:
-  explicit RowOutputMetric(const RowOutput& output) : output_(&output), number_(output.name), exact_(output.name) {}
-
-  void add(std::int64_t row, double value, double expected, double magnitude);
-  void merge(const RowOutputMetric& other);
-
-  const RowOutput& output() const { return *output_; }
-  std::int64_t count() const { return count_; }
-  Worst max_abs() const { return number_.max_abs(); }              // unless the output is exact
-  std::int64_t mismatches() const { return exact_.mismatches(); }  // if it is
-
-  // OutputMetric's or ExactMetric's.
-  std::vector<Gate> gates(double max_abs_limit = std::numeric_limits<double>::infinity()) const;
-
- private:
-  const RowOutput* output_;
-  OutputMetric number_;
-  ExactMetric exact_;
-  std::int64_t count_ = 0;
-};
+// Of a float32 value, for an exact metric: NaN is NaN, and -0 is not 0.
+double bits_of(double value);
 
 }  // namespace tileloss::tools
 

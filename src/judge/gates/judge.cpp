@@ -1,7 +1,6 @@
 #include "judge/gates/judge.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -56,9 +55,9 @@ void check_metrics(const GradcheckConfig& config, const std::vector<OracleMetric
 
 // With reduction none value_and_grad's losses must be the forward's, row by row, to the bit.
 Gate same_losses(const KernelResults& results) {
-  ExactMetric metric("value_and_grad/loss_same_bits");
+  OutputMetric metric("value_and_grad/loss_same_bits", true);
   for (size_t i = 0; i < results.loss.size(); ++i) {
-    metric.add(static_cast<int64_t>(i), std::bit_cast<int32_t>(results.loss[i]), std::bit_cast<int32_t>(results.forward_loss[i]));
+    metric.add(static_cast<int64_t>(i), bits_of(results.loss[i]), bits_of(results.forward_loss[i]));
   }
   return metric.gates().front();
 }

@@ -34,7 +34,7 @@ struct Verdict {
     double reference = 0;
   };
   std::vector<Metric> metrics;                              // the loss's own
-  double margin = std::numeric_limits<double>::infinity();  // see PolicyOracleCase
+  double margin = std::numeric_limits<double>::infinity();  // see PolicyOracle
   std::vector<Gate> gates;
 
   bool passes() const { return std::ranges::all_of(gates, &Gate::pass); }

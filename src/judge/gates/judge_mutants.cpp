@@ -88,7 +88,7 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
                                             std::ranges::any_of(difference.logps, is_other)
                                       : std::ranges::any_of(difference.gradient, is_other);
     trial.planted |= planted.in_value ? plant_values(difference, row) : plant_gradient(difference, context.cols, row);
-  } else if (planted.mutant->apply_row != nullptr) {
+  } else {
     trial.planted |= planted.mutant->apply_row(context, oracle, row);
   }
   view.dlogits = {dlogits.data()};
@@ -98,11 +98,9 @@ void try_row(const CheckInputs& inputs, const RowView& original, const MutantCon
   trial.checks.add(view, values, inputs.cols);
 }
 
-std::vector<Gate> mutant_gates(const GradcheckConfig& config, const MutantContext& context, const Verdict& verdict,
-                               const Mutant* mutant, MutantTrial& trial) {
+std::vector<Gate> mutant_gates(const GradcheckConfig& config, const Verdict& verdict, const Mutant* mutant, MutantTrial& trial) {
   float loss = verdict.has_loss ? static_cast<float>(verdict.loss_kernel) : 0.0F;
-  if (mutant != nullptr && mutant->apply_loss != nullptr && verdict.has_loss && mutant->apply_loss(context, &loss))
-    trial.planted = true;
+  if (mutant != nullptr && verdict.has_loss) trial.planted |= mutant->apply_loss(&loss);
   std::vector<Gate> gates = loss_gates(config, "loss", static_cast<double>(loss), verdict);
   append(gates, trial.checks.gates(config.tolerances));
   return gates;
@@ -161,7 +159,7 @@ std::vector<MutantVerdict> judge_mutants(const GradcheckConfig& config, const Ch
     if (all[m].mutant == nullptr && !trial.differs) continue;
     MutantVerdict& result = verdicts.emplace_back();
     result.name = all[m].name;
-    for (const Gate& gate : mutant_gates(config, context, verdict, all[m].mutant, trial)) {
+    for (const Gate& gate : mutant_gates(config, verdict, all[m].mutant, trial)) {
       if (!gate.pass && !already_failed.contains(gate.name)) result.caught_by.push_back(gate.name);
     }
     result.planted = trial.planted;

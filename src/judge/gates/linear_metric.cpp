@@ -38,11 +38,10 @@ double round_to(NumberFormat format, double value) {
 LinearOracleCase::LinearOracleCase(const LinearOperands& operands, const LinearNorms& norms,
                                    const oracle::LinearGradients::NeedsGrad& needs_grad)
     : operands_(operands), norms_(norms), gradients_(operands, needs_grad) {
-  if (needs_grad.dhidden) bounds_[index(LinearOutput::kDhidden)].resize(index(operands.rows));
-  if (needs_grad.dhead) bounds_[index(LinearOutput::kDhead)].resize(index(operands.vocab));
-  if (needs_grad.dbias) bounds_[index(LinearOutput::kDbias)].resize(index(operands.vocab));
-  if (needs_grad.dhidden_r) bounds_[index(LinearOutput::kDhiddenR)].resize(index(operands.rows));
-  if (needs_grad.dhead_r) bounds_[index(LinearOutput::kDheadR)].resize(index(operands.vocab));
+  for (std::size_t which = 0; which < bounds_.size(); ++which) {
+    const bool is_token = is_by_token(static_cast<LinearOutput>(which));
+    if (needs_grad[which]) bounds_[which].resize(index(is_token ? operands.rows : operands.vocab));
+  }
 }
 
 void LinearOracleCase::add_row(const LogitsRow& row, const SoftmaxRow& softmax, const GradientRow& gradient) {
@@ -207,14 +206,11 @@ std::vector<Gate> LinearOracleCase::judge_rows(const Target& target, std::int64_
 
 LinearOracleCase::Target LinearOracleCase::target(LinearOutput which, const StoredMatrix& output,
                                                   const StoredMatrix& before) const {
-  const oracle::LinearGradients& of = is_low_rank(which) ? *gradients_.low_rank() : gradients_;
   const LinearNorms& norms = is_low_rank(which) ? *norms_.low_rank : norms_;
   const bool is_dbias = which == LinearOutput::kDbias, is_token = is_by_token(which);
   return {.name = name_of(which),
-          .reference = gradient_of(gradients_, which),
-          .ideal_error = is_dbias   ? of.ideal_dbias_error()
-                         : is_token ? of.ideal_dhidden_error()
-                                    : of.ideal_dhead_error(),
+          .reference = gradients_.gradient(which),
+          .ideal_error = gradients_.ideal_error(which),
           .bounds = bounds_[index(which)],
           .spread = spreads_[index(which)],
           .terms = static_cast<double>(is_token ? operands_.vocab : rows_added_),

@@ -63,7 +63,7 @@ class LinearOracleCase {
   void finish();
 
   // Of the oracle; a row is one of the output's.
-  std::span<const double> gradient(LinearOutput which) const { return gradient_of(gradients_, which); }
+  std::span<const double> gradient(LinearOutput which) const { return gradients_.gradient(which); }
 
   // `before`: what was in the buffer when the call was told to accumulate; data null: it was not. dbias is [V, 1].
   std::vector<Gate> judge(LinearOutput which, const oracle::StoredMatrix& output, const oracle::StoredMatrix& before = {}) const;
@@ -102,8 +102,8 @@ class LinearOracleCase {
   std::vector<std::int64_t> block_rows_;
   std::vector<double> block_;  // their dlogits
   // By LinearOutput.
-  std::array<std::vector<Bound>, kLinearOutputs> bounds_;
-  std::array<Spread, kLinearOutputs> spreads_;
+  std::array<std::vector<Bound>, oracle::kLinearOutputs> bounds_;
+  std::array<Spread, oracle::kLinearOutputs> spreads_;
   std::int64_t rows_added_ = 0;
 };
 

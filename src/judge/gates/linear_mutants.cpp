@@ -140,7 +140,7 @@ std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, c
     for (const LinearGradient& stored : all) {
       if (!differs || !is_wrong(stored.which)) continue;
       judge_one(stored, name, [&](char* to) {
-        return plant(gradient_of(difference, stored.which), verdict.linear->gradient(stored.which), stored.view, to);
+        return plant(difference.gradient(stored.which), verdict.linear->gradient(stored.which), stored.view, to);
       });
     }
   };

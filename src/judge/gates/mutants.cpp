@@ -44,7 +44,6 @@ bool alter(MutantRow& row, std::int64_t begin, std::int64_t end, Function&& func
 }
 
 bool alter_loss(float* loss, double value, bool transformed) {
-  if (loss == nullptr) return false;
   const double before = *loss;
   *loss = static_cast<float>(value);
   return is_visible_output(before, *loss, transformed);
@@ -182,22 +181,6 @@ bool agreement_flipped(const MutantContext&, const MutantRowOracle&, MutantRow& 
   return true;
 }
 
-bool loss_halved_row(const MutantContext&, const MutantRowOracle& oracle, MutantRow& row) {
-  if (row.loss == nullptr) return false;
-  return alter_loss(row.loss, 0.5 * *row.loss, !oracle.softmax->transform().is_identity());
-}
-
-bool loss_halved(const MutantContext&, float* loss) { return alter_loss(loss, 0.5 * *loss, true); }
-
-double shifted(double loss) { return loss + 0.05 * std::max(1.0, std::fabs(loss)); }
-
-bool loss_shifted_row(const MutantContext&, const MutantRowOracle& oracle, MutantRow& row) {
-  if (row.loss == nullptr) return false;
-  return alter_loss(row.loss, shifted(*row.loss), !oracle.softmax->transform().is_identity());
-}
-
-bool loss_shifted(const MutantContext&, float* loss) { return alter_loss(loss, shifted(*loss), true); }
-
 bool has_neighbour_logp(const MutantContext& context) {
   return context.has_logp && context.rows > 1 && context.kernel_logp.size() == static_cast<std::size_t>(context.rows);
 }
@@ -216,33 +199,42 @@ bool argmax_off_by_one(const MutantContext& context, const MutantRowOracle&, Mut
 }
 
 constexpr std::array kMutants{
-    Mutant{"gradient_zero", "dlogits are all 0", has_dlogits, gradient_zero, nullptr},
-    Mutant{"gradient_halved", "dlogits are half of what they are", has_dlogits, gradient_halved, nullptr},
-    Mutant{"gradient_negated", "dlogits have the wrong sign", has_dlogits, gradient_negated, nullptr},
-    Mutant{"off_target_zeroed", "only the target's column has a gradient", has_off_target, off_target_zeroed, nullptr},
-    Mutant{"target_not_subtracted", "the target's column misses its -1", has_dlogits, target_not_subtracted, nullptr},
-    Mutant{"last_tile_dropped", "the last vocabulary tile's dlogits are 0", has_dlogits, last_tile_dropped, nullptr},
+    Mutant{"gradient_zero", "dlogits are all 0", has_dlogits, gradient_zero},
+    Mutant{"gradient_halved", "dlogits are half of what they are", has_dlogits, gradient_halved},
+    Mutant{"gradient_negated", "dlogits have the wrong sign", has_dlogits, gradient_negated},
+    Mutant{"off_target_zeroed", "only the target's column has a gradient", has_off_target, off_target_zeroed},
+    Mutant{"target_not_subtracted", "the target's column misses its -1", has_dlogits, target_not_subtracted},
+    Mutant{"last_tile_dropped", "the last vocabulary tile's dlogits are 0", has_dlogits, last_tile_dropped},
     Mutant{"partial_tile_skipped", "with V % 64 = 63 the last 63 columns' dlogits are 0", has_largest_partial_tile,
-           partial_tile_skipped, nullptr},
-    Mutant{"last_tile_twice", "the sum of exponentials holds the last tile twice", has_off_target, last_tile_twice, nullptr},
-    Mutant{"first_row_upstream", "every row uses the first row's upstream gradient", has_nonuniform_upstream, first_row_upstream,
-           nullptr},
+           partial_tile_skipped},
+    Mutant{"last_tile_twice", "the sum of exponentials holds the last tile twice", has_off_target, last_tile_twice},
+    Mutant{"first_row_upstream", "every row uses the first row's upstream gradient", has_nonuniform_upstream, first_row_upstream},
     Mutant{"entropy_gradient_dropped", "the upstream gradient of the entropy is not used", has_entropy_upstream,
-           entropy_gradient_dropped, nullptr},
+           entropy_gradient_dropped},
     Mutant{"entropy_sign_at_argmax", "the entropy's gradient is negated where the label is the argmax", has_entropy_upstream,
-           entropy_sign_at_argmax, nullptr},
-    Mutant{"row_group_off_by_one", "each group of rows but the first starts a row too late", has_row_groups, row_group_off_by_one,
-           nullptr},
-    Mutant{"loss_halved", "the loss is half of what it is", has_loss, loss_halved_row, loss_halved},
-    Mutant{"loss_shifted", "the loss is 5 % (of 1 at least) too large", has_loss, loss_shifted_row, loss_shifted},
-    Mutant{"logp_of_neighbour", "a row gets the next row's logp", has_neighbour_logp, logp_of_neighbour, nullptr},
-    Mutant{"argmax_off_by_one", "argmax is one column too far", has_argmax, argmax_off_by_one, nullptr},
-    Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped, nullptr},
+           entropy_sign_at_argmax},
+    Mutant{"row_group_off_by_one", "each group of rows but the first starts a row too late", has_row_groups,
+           row_group_off_by_one},
+    Mutant{"loss_halved", "the loss is half of what it is", has_loss, nullptr, [](double loss) { return 0.5 * loss; }},
+    Mutant{"loss_shifted", "the loss is 5 % (of 1 at least) too large", has_loss, nullptr,
+           [](double loss) { return loss + 0.05 * std::max(1.0, std::fabs(loss)); }},
+    Mutant{"logp_of_neighbour", "a row gets the next row's logp", has_neighbour_logp, logp_of_neighbour},
+    Mutant{"argmax_off_by_one", "argmax is one column too far", has_argmax, argmax_off_by_one},
+    Mutant{"agreement_flipped", "agreement is the other of the two", has_agreement, agreement_flipped},
 };
 
 }  // namespace
 
 std::span<const Mutant> all_mutants() { return kMutants; }
+
+bool Mutant::apply_row(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) const {
+  return change_row != nullptr ? change_row(context, oracle, row)
+                               : apply_loss(row.loss, !oracle.softmax->transform().is_identity());
+}
+
+bool Mutant::apply_loss(float* loss, bool transformed) const {
+  return loss != nullptr && change_loss != nullptr && alter_loss(loss, change_loss(*loss), transformed);
+}
 
 bool plant_gradient(const WrongRow& difference, std::int64_t cols, MutantRow& row) {
   return alter(row, 0, cols, [&](std::int64_t j, double g) { return g + difference.gradient[static_cast<std::size_t>(j)]; });

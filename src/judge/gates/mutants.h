@@ -4,7 +4,7 @@
 //   for (const Mutant& mutant : all_mutants()) {
 //     if (!mutant.applies(context)) continue;
 //     for each used row: copy the kernel's row, planted |= mutant.apply_row(context, oracle, copy), feed the metric;
-//     if (mutant.apply_loss) planted |= mutant.apply_loss(context, &loss_copy);
+//     of a scalar loss planted |= mutant.apply_loss(&loss_copy);
 //     planted and not rejected by any gate: the check has failed.
 //   }
 #ifndef TILELOSS_JUDGE_GATES_MUTANTS_H_
@@ -65,10 +65,13 @@ struct Mutant {
   const char* name;
   const char* description;
   bool (*applies)(const MutantContext& context);
-  // Alters the row; true if any bit changed. Null: rows stay as they are.
-  bool (*apply_row)(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row);
-  // Alters the scalar loss; true if any bit changed. Null: it stays as it is.
-  bool (*apply_loss)(const MutantContext& context, float* loss);
+  // What it makes of a row, true if any bit changed; of a loss, of each row or the scalar. Null: they stay as they are.
+  bool (*change_row)(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row);
+  double (*change_loss)(double loss) = nullptr;
+
+  // True if any bit changed.
+  bool apply_row(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) const;
+  bool apply_loss(float* loss, bool transformed = true) const;
 };
 
 std::span<const Mutant> all_mutants();

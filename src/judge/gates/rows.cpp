@@ -1,6 +1,5 @@
 #include "judge/gates/rows.h"
 
-#include <bit>
 #include <cmath>
 #include <iterator>
 
@@ -50,8 +49,7 @@ void Checks::add_outputs(int64_t row, const RowView& view, const ExpectedRow& ex
     if (view.outputs[o]) outputs[o].add(row, *view.outputs[o], checked_outputs()[o].expected(expected), magnitudes[o]);
   }
   if (!view.fused_logp) return;
-  has_fused_logp = true;
-  fused_logp_bits.add(row, std::bit_cast<int64_t>(*view.fused_logp), std::bit_cast<int64_t>(*view.outputs[kLogp]));
+  fused_logp_bits.add(row, bits_of(*view.fused_logp), bits_of(*view.outputs[kLogp]));
 }
 
 void Checks::add(const RowView& view, const OracleValues& values, int64_t cols) {
@@ -76,7 +74,6 @@ void Checks::merge(const Checks& other) {
   per_loss.merge(other.per_loss);
   for (size_t o = 0; o < kOutputCount; ++o) outputs[o].merge(other.outputs[o]);
   fused_logp_bits.merge(other.fused_logp_bits);
-  has_fused_logp |= other.has_fused_logp;
   rows += other.rows;
   nonfinite_rows += other.nonfinite_rows;
 }
@@ -85,10 +82,10 @@ std::vector<Gate> Checks::gates(const GradcheckConfig::Tolerances& tolerances) c
   std::vector<Gate> gates;
   if (per_loss.count() > 0) append(gates, per_loss.gates());
   for (size_t o = 0; o < kOutputCount; ++o) {
-    const RowOutputMetric& metric = outputs[o];
+    const OutputMetric& metric = outputs[o];
     if (metric.count() > 0) append(gates, o == kLogp ? metric.gates(tolerances.logp_max_abs) : metric.gates());
   }
-  if (has_fused_logp) append(gates, fused_logp_bits.gates());
+  if (fused_logp_bits.count() > 0) append(gates, fused_logp_bits.gates());
   for (size_t g = 0; g < gradients.size(); ++g) {
     append(gates, prefixed(gradient_names[g], gradients[g].gates(gradient_tolerances(tolerances))));
   }
@@ -111,15 +108,9 @@ GradientTolerances gradient_tolerances(const GradcheckConfig::Tolerances& limits
 }
 
 oracle::LinearGradients::NeedsGrad gradients_of(const KernelResults& results) {
-  oracle::LinearGradients::NeedsGrad needs_grad;
+  oracle::LinearGradients::NeedsGrad needs_grad{};
   for (const CheckedGradient& gradient : results.gradients) {
-    for (const LinearGradient& one : gradient.linear) {
-      needs_grad.dhidden |= one.which == LinearOutput::kDhidden;
-      needs_grad.dhead |= one.which == LinearOutput::kDhead;
-      needs_grad.dbias |= one.which == LinearOutput::kDbias;
-      needs_grad.dhidden_r |= one.which == LinearOutput::kDhiddenR;
-      needs_grad.dhead_r |= one.which == LinearOutput::kDheadR;
-    }
+    for (const LinearGradient& one : gradient.linear) needs_grad[static_cast<size_t>(one.which)] = true;
   }
   return needs_grad;
 }

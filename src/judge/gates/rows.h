@@ -45,9 +45,8 @@ struct Checks {
   std::vector<std::string> gradient_names;
   std::vector<GradientMetric> gradients;
   OutputMetric per_loss{"per_loss"};
-  std::vector<RowOutputMetric> outputs{checked_outputs().begin(), checked_outputs().end()};
-  ExactMetric fused_logp_bits{"value_and_grad/logp_same_bits"};
-  bool has_fused_logp = false;
+  std::vector<OutputMetric> outputs{checked_outputs().begin(), checked_outputs().end()};
+  OutputMetric fused_logp_bits{"value_and_grad/logp_same_bits", true};
   int64_t rows = 0;            // not ignored
   int64_t nonfinite_rows = 0;  // of them, those whose gradient the oracle has as NaN or infinite at the label
 

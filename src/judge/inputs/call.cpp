@@ -146,15 +146,13 @@ void allocate(const GradcheckConfig& config, LinearGradient& gradient) {
 }
 
 void add_gradients(const std::vector<LinearGradient>& gradients, tileloss_args& args) {
+  constexpr tileloss_matrix tileloss_args::*kMatrices[] = {&tileloss_args::dhidden, &tileloss_args::dhead, nullptr,
+                                                           &tileloss_args::dhidden_r, &tileloss_args::dhead_r};
   for (const LinearGradient& gradient : gradients) {
-    switch (gradient.which) {
-      case LinearOutput::kDhidden: args.dhidden = abi_matrix(gradient.view); break;
-      case LinearOutput::kDhead: args.dhead = abi_matrix(gradient.view); break;
-      case LinearOutput::kDbias:
-        args.dbias = tileloss_make_vector(gradient.view.data, TILELOSS_FLOAT32, gradient.view.rows);
-        break;
-      case LinearOutput::kDhiddenR: args.dhidden_r = abi_matrix(gradient.view); break;
-      case LinearOutput::kDheadR: args.dhead_r = abi_matrix(gradient.view); break;
+    if (const auto matrix = kMatrices[static_cast<size_t>(gradient.which)]; matrix != nullptr) {
+      args.*matrix = abi_matrix(gradient.view);
+    } else {
+      args.dbias = tileloss_make_vector(gradient.view.data, TILELOSS_FLOAT32, gradient.view.rows);
     }
   }
 }

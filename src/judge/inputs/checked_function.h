@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -42,6 +43,11 @@ struct CheckedFunction {
   MakeOracle make_oracle;
   std::span<const WrongKernel> (*wrong_kernels)() = nullptr;  // null: none
 };
+
+// Those of functions.cpp, by the names that `loss` has in a config.
+std::vector<std::string> checked_losses();
+// Throws ToolError (usage) for another.
+const CheckedFunction& checked_function(std::string_view loss);
 
 // The oracle of the config's function over these inputs.
 std::unique_ptr<Oracle> make_oracle(const GradcheckConfig& config, const CheckInputs& inputs);

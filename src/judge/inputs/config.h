@@ -1,4 +1,4 @@
-// What a gradcheck config says. docs and examples: configs/gradcheck_*.yaml; read by judge/gradcheck_config.h.
+// What a gradcheck config says. docs and examples: configs/gradcheck_*.yaml.
 #ifndef TILELOSS_JUDGE_INPUTS_CONFIG_H_
 #define TILELOSS_JUDGE_INPUTS_CONFIG_H_
 
@@ -140,6 +140,9 @@ struct GradcheckConfig {
   bool is_linear() const { return function.is_linear(); }
   bool per_row_loss() const { return function.per_row_loss(); }
 };
+
+// Throws ToolError (usage) naming the key and where it stands. `name`: of the config, in reports.
+GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string& name);
 
 }  // namespace tileloss::tools
 

@@ -33,6 +33,13 @@ void set_shape(const GradcheckConfig& config, int64_t file_rows, CheckInputs& in
   inputs.labels_per_row = config.labels_per_row;
 }
 
+template <class T>
+T element(const std::vector<char>& data, size_t index) {
+  T value{};
+  std::memcpy(&value, data.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
 // The library would refuse a label too, but knows neither the file nor the tensor's name.
 void read_labels(const TensorFile& file, const StoredTensor& tensor, CheckInputs& inputs) {
   if (tensor.dtype != "I64" && tensor.dtype != "I32") {

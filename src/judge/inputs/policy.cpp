@@ -1,8 +1,11 @@
 #include "judge/inputs/policy.h"
 
+#include <map>
 #include <string>
+#include <string_view>
 
 #include "judge/oracles/policy.h"
+#include "judge/oracles/row_outputs.h"
 #include "support/exit_codes.h"
 #include "support/format.h"
 #include "support/oracle_options.h"
@@ -29,23 +32,16 @@ PolicyDraw make_draw(const GradcheckConfig& config, const CheckInputs& inputs) {
 }
 
 std::vector<uint8_t> read_mask(const TensorFile& file, const StoredTensor& tensor, int64_t count) {
-  const std::vector<char> data = file.read(tensor);
+  static const std::map<std::string_view, tileloss_dtype> kDtypes = {{"U8", TILELOSS_UINT8},
+                                                                     {"BOOL", TILELOSS_UINT8},
+                                                                     {"I32", TILELOSS_INT32},
+                                                                     {"I64", TILELOSS_INT64},
+                                                                     {"F32", TILELOSS_FLOAT32}};
+  const auto dtype = kDtypes.find(tensor.dtype);
+  if (dtype == kDtypes.end()) fail(file, tensor, "U8, BOOL, I32, I64 or F32");
   std::vector<uint8_t> mask;
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-    bool used = false;
-    if (tensor.dtype == "U8" || tensor.dtype == "BOOL") {
-      used = element<uint8_t>(data, i) != 0;
-    } else if (tensor.dtype == "I32") {
-      used = element<int32_t>(data, i) != 0;
-    } else if (tensor.dtype == "I64") {
-      used = element<int64_t>(data, i) != 0;
-    } else if (tensor.dtype == "F32") {
-      used = element<float>(data, i) != 0;
-    } else {
-      fail(file, tensor, "U8, BOOL, I32, I64 or F32");
-    }
-    mask.push_back(used ? 1 : 0);
-  }
+  for (const double value : widen(dtype->second, file.read(tensor))) mask.push_back(value != 0 ? 1 : 0);
+  mask.resize(static_cast<size_t>(count));
   return mask;
 }
 

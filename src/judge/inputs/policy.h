@@ -2,20 +2,11 @@
 #ifndef TILELOSS_JUDGE_INPUTS_POLICY_H_
 #define TILELOSS_JUDGE_INPUTS_POLICY_H_
 
-#include <cstring>
 #include <vector>
 
 #include "judge/inputs/checked_function.h"
 
 namespace tileloss::tools {
-
-// Of a tensor's bytes.
-template <class T>
-T element(const std::vector<char>& data, size_t index) {
-  T value{};
-  std::memcpy(&value, data.data() + index * sizeof value, sizeof value);
-  return value;
-}
 
 // One a row, as 0 and 1: what the file has, or drawn.
 std::vector<uint8_t> make_mask(const GradcheckConfig& config, const InputRows* rows, int64_t count);

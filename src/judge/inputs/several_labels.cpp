@@ -1,4 +1,5 @@
-#include "judge/inputs/several_labels.h"
+// Several labels a row, as a gradcheck config says: drawn, or those of a file.
+#include "judge/inputs/targets.h"
 
 namespace tileloss::tools {
 namespace {

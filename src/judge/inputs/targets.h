@@ -1,5 +1,5 @@
-// What a row is compared with besides its label, as a gradcheck config says: a teacher's logits or LM head, some columns of a
-// teacher, class probabilities.
+// What a row is compared with besides its label, as a gradcheck config says: more labels, a teacher's logits or LM head, some
+// columns of a teacher, class probabilities.
 #ifndef TILELOSS_JUDGE_INPUTS_TARGETS_H_
 #define TILELOSS_JUDGE_INPUTS_TARGETS_H_
 
@@ -7,11 +7,12 @@
 
 namespace tileloss::tools {
 
+extern const OwnInputs kSeveralLabels;      // of logprobs, drawn or from a file
 extern const OwnInputs kTeacherInputs;      // of distillation, drawn or from a file
 extern const OwnInputs kColumnInputs;       // of sparse_distillation, drawn
 extern const OwnInputs kProbabilityInputs;  // of soft_cross_entropy, drawn
 
-// ------------------------------------------------------------------------------------------- what the three have in common
+// -------------------------------------------------------------------------------------- what the last three have in common
 
 // A row as it is drawn: logits, and a teacher's logits, log q of the columns `ids`, or probabilities.
 struct TargetRow {

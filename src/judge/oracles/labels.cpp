@@ -11,24 +11,19 @@ namespace {
 using oracle::RowLoss;
 using oracle::RowUpstream;
 
-double upstream_at(const std::vector<double>& values, std::int64_t row) {
-  if (values.empty()) return 0;
-  return values[values.size() == 1 ? 0 : static_cast<std::size_t>(row)];
-}
+double upstream_at(const std::vector<double>& values, std::int64_t row) { return oracle::at_row(values, row, 0); }
 
 class CrossEntropyOracle : public Oracle {
  public:
-  CrossEntropyOracle(const Function& function, OracleTensors tensors)
-      : tensors_(std::move(tensors)), loss_grad_(tensors_.loss_grad) {
-    if (function.per_row_loss() && loss_grad_.size() == 1) loss_grad_.assign(tensors_.labels.size(), loss_grad_[0]);
+  CrossEntropyOracle(const Function& function, OracleTensors tensors) : tensors_(std::move(tensors)) {
     const auto options = make_oracle_options(*static_cast<const tileloss_cross_entropy_options*>(function.options()));
     oracle_ = std::make_unique<oracle::CrossEntropy>(options, tensors_.labels, tensors_.token_weights, tensors_.class_weights,
-                                                     loss_grad_);
+                                                     tensors_.loss_grad);
     oracle::CrossEntropyOptions smoothing = options;
     if (smoothing.label_smoothing != 0) smoothing.label_smoothing = 1;
     smoothing.z_loss = 0;
     smoothing_ = std::make_unique<oracle::CrossEntropy>(smoothing, tensors_.labels, tensors_.token_weights,
-                                                        tensors_.class_weights, loss_grad_);
+                                                        tensors_.class_weights, tensors_.loss_grad);
   }
 
   std::unique_ptr<OracleRow> new_row() const override { return std::make_unique<Row>(*oracle_, *smoothing_); }
@@ -70,7 +65,6 @@ class CrossEntropyOracle : public Oracle {
   };
 
   OracleTensors tensors_;
-  std::vector<double> loss_grad_;
   std::unique_ptr<oracle::CrossEntropy> oracle_, smoothing_;  // smoothing_: of s = 1, what s multiplies
 };
 

@@ -45,16 +45,6 @@ const char* name_of(LinearOutput output) {
   return kNames[static_cast<std::size_t>(output)];
 }
 
-std::span<const double> gradient_of(const oracle::LinearGradients& gradients, LinearOutput which) {
-  switch (which) {
-    case LinearOutput::kDhidden: return gradients.dhidden();
-    case LinearOutput::kDhead: return gradients.dhead();
-    case LinearOutput::kDbias: return gradients.dbias();
-    case LinearOutput::kDhiddenR: return gradients.low_rank()->dhidden();
-    default: return gradients.low_rank()->dhead();
-  }
-}
-
 LinearNorms::LinearNorms(const LinearOperands& o)
     : hidden(row_norms(o.hidden_values, o.hidden)),
       head(row_norms(o.head_values, o.hidden)),

@@ -30,15 +30,8 @@ double error_of_z(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
 // The mean error of a gradient's logits, weighted by p.
 double mean_error(const oracle::SoftmaxRow& softmax, const LogitsRow& row);
 
-// The gradients with the LM head.
-enum class LinearOutput { kDhidden, kDhead, kDbias, kDhiddenR, kDheadR };
-constexpr std::size_t kLinearOutputs = 5;
+using oracle::LinearOutput;
 const char* name_of(LinearOutput output);
-std::span<const double> gradient_of(const oracle::LinearGradients& gradients, LinearOutput which);
-
-// Of the tokens, in place of the classes.
-constexpr bool is_by_token(LinearOutput output) { return output == LinearOutput::kDhidden || output == LinearOutput::kDhiddenR; }
-constexpr bool is_low_rank(LinearOutput output) { return output == LinearOutput::kDhiddenR || output == LinearOutput::kDheadR; }
 
 // Lengths of the operands' rows.
 struct LinearNorms {

@@ -333,16 +333,11 @@ WrongRow WrongOracle::compare(const OracleRow& right) const {
       if (!output.is_exact()) out.outputs[o] = output.expected(other.outputs) - output.expected(values.outputs);
     }
   }
-  for (std::size_t j = 0; j < out.gradient.size(); ++j) {
-    if (!std::isfinite(values.gradient.gradient[j])) out.gradient[j] = 0;
-  }
-  for (std::size_t k = 0; k < out.logps.size(); ++k) {
-    if (!std::isfinite(values.logps[k].value)) out.logps[k] = 0;
-  }
-  if (!std::isfinite(values.loss.total())) out.loss = 0;
-  for (std::size_t o = 0; o < kOutputCount; ++o) {
-    if (!std::isfinite(checked_outputs()[o].expected(values.outputs))) out.outputs[o] = 0;
-  }
+  const auto clear = [](double& difference, double expected) { difference = std::isfinite(expected) ? difference : 0; };
+  for (std::size_t j = 0; j < out.gradient.size(); ++j) clear(out.gradient[j], values.gradient.gradient[j]);
+  for (std::size_t k = 0; k < out.logps.size(); ++k) clear(out.logps[k], values.logps[k].value);
+  clear(out.loss, values.loss.total());
+  for (std::size_t o = 0; o < kOutputCount; ++o) clear(out.outputs[o], checked_outputs()[o].expected(values.outputs));
   return out;
 }
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import pickle
-import select
 import signal
-import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,7 +49,6 @@ DTYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-_LENGTH = struct.Struct("<q")  # of a message of the child's
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PR_SET_PDEATHSIG = 1
 
@@ -161,7 +159,7 @@ def ask_apart(
     Raises JudgeError, Crashed, TimeoutError.
     """
     _library()  # loaded once, here
-    reading, writing = os.pipe()
+    reading, writing = Pipe(duplex=False)
     parent = os.getpid()
     with warnings.catch_warnings():
         # The child runs our C code alone, which takes no lock of the other threads'.
@@ -169,14 +167,14 @@ def ask_apart(
         child = os.fork()
     if child == 0:
         _be_the_child(request, files, outputs, before, reading, writing, parent)
-    os.close(writing)
+    writing.close()
     try:
         kind, item = _collect(reading, told, seconds)
     except BaseException:
         os.kill(child, signal.SIGKILL)
         raise
     finally:
-        os.close(reading)
+        reading.close()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if kind == "error":
         raise JudgeError(*item)
@@ -197,8 +195,8 @@ def _be_the_child(
     files: Mapping[str, Tensors] | None,
     outputs: Tensors | None,
     before: Callable[[], None] | None,
-    reading: int,
-    writing: int,
+    reading: Connection,
+    writing: Connection,
     parent: int,
 ) -> NoReturn:
     try:
@@ -207,52 +205,36 @@ def _be_the_child(
             os._exit(70)  # it was too late
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.close(reading)
-        with os.fdopen(writing, "wb") as pipe:
-
-            def send(item: Any) -> None:
-                data = pickle.dumps(item)
-                pipe.write(_LENGTH.pack(len(data)) + data)
-                pipe.flush()
-
-            try:
-                if before is not None:
-                    before()
-                answer = ask(request, files, outputs, lambda event: send(("event", event)))
-                send(("answer", answer))
-            except JudgeError as error:
-                send(("error", (str(error), error.code, error.out_of_memory)))
-            except MemoryError:
-                send(("error", ("out of memory", 3, True)))
+        reading.close()
+        try:
+            if before is not None:
+                before()
+            answer = ask(request, files, outputs, lambda event: writing.send(("event", event)))
+            writing.send(("answer", answer))
+        except JudgeError as error:
+            writing.send(("error", (str(error), error.code, error.out_of_memory)))
+        except MemoryError:
+            writing.send(("error", ("out of memory", 3, True)))
     except BaseException as error:
         os.write(2, f"tileloss: {error!r}\n".encode())
         os._exit(70)
     os._exit(0)
 
 
-def _collect(reading: int, told: Told | None, seconds: float | None) -> tuple[str, Any]:
+def _collect(reading: Connection, told: Told | None, seconds: float | None) -> tuple[str, Any]:
     """The last that the child sent: "answer" or "error" and what it is, or "nothing", when it has closed its end."""
     deadline = None if seconds is None else time.monotonic() + seconds
-    data, outcome = bytearray(), ("nothing", None)
     while True:
-        left = None if deadline is None else max(deadline - time.monotonic(), 0)
-        if not select.select([reading], [], [], left)[0]:
+        if not reading.poll(None if deadline is None else max(deadline - time.monotonic(), 0)):
             raise TimeoutError(f"killed after {seconds:g} s")
-        chunk = os.read(reading, 1 << 20)
-        if not chunk:
-            return outcome
-        data += chunk
-        while len(data) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-            if len(data) < end:
-                break
-            kind, item = pickle.loads(bytes(data[_LENGTH.size : end]))
-            del data[:end]
-            if kind == "event":
-                if told is not None:
-                    told(item)
-            else:
-                outcome = (kind, item)
+        try:
+            kind, item = reading.recv()
+        except (EOFError, OSError):  # it may have ended within a message
+            return "nothing", None
+        if kind != "event":
+            return kind, item
+        if told is not None:
+            told(item)
 
 
 def _given(files: Mapping[str, Tensors], outputs: Tensors) -> tuple[Any, list[Any]]:

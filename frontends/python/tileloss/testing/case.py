@@ -66,7 +66,8 @@ class Case:
     # What an implementation has of its own that is to change no result: "chunk_size" in its own unit, "shards" of the vocabulary.
     knobs: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"  # PyTorch's tensors of the case are there
-    _handed_out: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    # By `torch`. A case that is made by dataclasses.replace has handed out nothing.
+    _handed_out: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def ignore_index(self) -> int:
@@ -164,7 +165,7 @@ class Case:
         regular = np.arange(0, len(used) + 1, max(self.seq_len, 1))
         if np.array_equal(tensors.get("sequence_offsets", ()), regular):
             del tensors["sequence_offsets"]  # batch_size and seq_len say the same
-        return replace(self, tensors=tensors, _handed_out={})
+        return replace(self, tensors=tensors)
 
     def for_call(self) -> Case:
         """With a bias where its gradient is asked for. Class probabilities go without labels: the mask has the rows that these
@@ -174,7 +175,7 @@ class Case:
             tensors = tensors | {"mask": self.in_use.astype(np.float32)}
         if "dbias" in self.gradients and "bias" not in tensors:
             tensors = tensors | {"bias": np.zeros(len(tensors["head"]), np.float32)}
-        return replace(self, tensors=tensors, _handed_out={})
+        return replace(self, tensors=tensors)
 
     def arguments(self, get: Callable[[str], _A]) -> tuple[list[_A], dict[str, Any]]:
         """Of a function that is called as those of `tileloss.torch` are: what goes by position, and the rest by name. ``get``: a
@@ -208,61 +209,55 @@ class Case:
 
     def torch(self, name: str) -> Tensor:
         """A copy of the tensor for PyTorch; the same one when asked again. It requires a gradient where the case asks for it."""
-        import torch
-
         if name not in self._handed_out:
-            array = np.array(self.tensors[name])
-            if array.dtype == ml_dtypes.bfloat16:
-                tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-            else:
-                tensor = torch.from_numpy(array)
-            tensor = tensor.to(self.device)
+            tensor = self._to_torch(self.tensors[name])
             needs_grad = f"d{name}" in self.gradients
             self._handed_out[name] = tensor.requires_grad_() if needs_grad else tensor
         return self._handed_out[name]
 
     def torch_in_use(self) -> Tensor:
         """`in_use` for PyTorch."""
-        import torch
-
-        return torch.from_numpy(self.in_use).to(self.device)
+        return self._to_torch(self.in_use)
 
     def torch_allowed(self) -> Tensor:
         """`allowed` for PyTorch."""
+        return self._to_torch(self.allowed)
+
+    def _to_torch(self, array: np.ndarray) -> Tensor:
+        """A copy, on the case's device."""
         import torch
 
-        return torch.from_numpy(self.allowed.copy()).to(self.device)
+        copied = np.array(array)
+        if copied.dtype == ml_dtypes.bfloat16:
+            tensor = torch.from_numpy(copied.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(copied)
+        return tensor.to(self.device)
 
     def torch_outputs(self, **outputs: Tensor) -> dict[str, Tensor | None]:
         """The outputs by name, and the gradients that the case asks for, by autograd from those that have an upstream gradient.
         A gradient that autograd does not find is None, which fails."""
         import torch
 
-        results = [n for n, x in outputs.items() if self._is_differentiated(n) and x.requires_grad]
-        upstream = [
-            self._torch_upstream(name)
-            .to(outputs[name].dtype)
-            .reshape(-1)
-            .expand(outputs[name].numel())
-            for name in results
-        ]
+        results = {
+            n: x for n, x in outputs.items() if self._is_differentiated(n) and x.requires_grad
+        }
+        upstream = []
+        for name, x in results.items():
+            given = self._to_torch(self.upstream(name)).to(x.dtype).reshape(-1)
+            upstream.append(given.expand(x.numel()).reshape(x.shape))
         leaves = {n: x for n, x in self._handed_out.items() if x.requires_grad}
         gradients: tuple[Tensor | None, ...] = (None,) * len(leaves)
         for turn in range(self.backwards if results else 0):
             gradients = torch.autograd.grad(
-                [outputs[name] for name in results],
+                list(results.values()),
                 list(leaves.values()),
-                [u.reshape(outputs[n].shape) for n, u in zip(results, upstream, strict=True)],
+                upstream,
                 retain_graph=turn + 1 < self.backwards,
                 allow_unused=True,
             )
         named = dict(zip((f"d{name}" for name in leaves), gradients, strict=True))
         return {name: array.detach() for name, array in outputs.items()} | named
-
-    def _torch_upstream(self, name: str) -> Tensor:
-        import torch
-
-        return torch.from_numpy(np.array(self.upstream(name))).to(self.device)
 
     # ----------------------------------------------------------------------------------------------------------------- JAX
 

@@ -14,7 +14,6 @@ report/         a page of result lines
 
 config.py       the one reader of configs
 requests.py     requests to libtileloss_judge.so, in a process of their own
-children.py     what child processes are not to have
 results.py      the one reader and writer of result files
 files.py        where an output may go, and whole files
 printable.py    text from outside as messages show it; tables; "did you mean"
@@ -24,8 +23,6 @@ case_file.py    its tensors in safetensors files
 models.py       what a causal LM hands to its loss
 model_case.py   a case of that
 architectures.py  full-size models by name, for random weights
-sweep_cases.py  the cases of a sweep's config
-sweep_report.py  what a sweep says of them
 jax_bench.py    the bench's inputs and steps in JAX
 timing.py       time and peak memory of a call
 

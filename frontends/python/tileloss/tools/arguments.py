@@ -25,6 +25,11 @@ def implementation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--implementation", metavar="NAME", help=summary)
 
 
+def mutants(parser: argparse.ArgumentParser) -> None:
+    summary = "plant every applicable mutant in the outputs; each must be caught"
+    parser.add_argument("--mutants", action="store_true", help=summary)
+
+
 def quiet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 

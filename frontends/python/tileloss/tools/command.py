@@ -9,32 +9,22 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tileloss.tools.printable import did_you_mean, one_line, shown
 
-
-class Subcommand(NamedTuple):
-    """The module has add_arguments(parser), and run(options), which gives the exit code. It is imported when it is wanted, so
-    that no subcommand waits for the packages of another."""
-
-    module: str
-    summary: str
-
-
+# What each is for. Its module, of this package, has add_arguments(parser), and run(options), which gives the exit code. It is
+# imported when it is wanted, so that no subcommand waits for the packages of another.
 SUBCOMMANDS = {
-    "gradcheck": Subcommand(
-        "tileloss.tools.gradcheck", "check a loss and its gradient against the oracle"
-    ),
-    "judge": Subcommand("tileloss.tools.judge", "hold what something else computed against it"),
-    "bench": Subcommand("tileloss.tools.bench", "time a loss, and the machine's roofs beside it"),
-    "sweep": Subcommand("tileloss.tools.sweep", "time every combination of options and shapes"),
-    "info": Subcommand("tileloss.tools.info", "what was built, what this machine is and can do"),
-    "audit": Subcommand(
-        "tileloss.tools.audit.command", "check a list of implementations on a list of cases"
-    ),
-    "report": Subcommand("tileloss.tools.report", "show result lines on a page"),
+    "gradcheck": "check a loss and its gradient against the oracle",
+    "judge": "hold what something else computed against it",
+    "bench": "time a loss, and the machine's roofs beside it",
+    "sweep": "time every combination of options and shapes",
+    "info": "what was built, what this machine is and can do",
+    "audit": "check a list of implementations on a list of cases",
+    "report": "show result lines on a page",
 }
+_MODULES = {"audit": "audit.command"}  # whose name is not the subcommand's
 USAGE, ENVIRONMENT = 2, 3
 _LONGEST_MESSAGE = 1500
 _HELP = """\
@@ -118,7 +108,7 @@ def _dispatch_until_stopped(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        names = [f"  {name:<10} {each.summary}" for name, each in SUBCOMMANDS.items()]
+        names = [f"  {name:<10} {summary}" for name, summary in SUBCOMMANDS.items()]
         print(_HELP.format(commands="\n".join(names)), end="")
         return 0 if arguments else USAGE
     name = arguments[0]
@@ -133,7 +123,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise ValueError(f"unknown flag {shown(flag)}{meant}")
     if name not in SUBCOMMANDS:
         raise ValueError(f"unknown command {shown(name)}{did_you_mean(name, SUBCOMMANDS)}")
-    module: Any = importlib.import_module(SUBCOMMANDS[name].module)
+    module: Any = importlib.import_module(f"tileloss.tools.{_MODULES.get(name, name)}")
     parser = _Parser(prog=f"tileloss {name}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     try:

@@ -59,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.implementation(parser)
     arguments.config(parser, "kernel.in_place=true")
-    parser.add_argument(
-        "--mutants",
-        action="store_true",
-        help="plant every applicable mutant in the outputs; each must be caught",
-    )
+    arguments.mutants(parser)
     own = parser.add_argument_group("of the library's own kernels")
     own.add_argument(
         "--strict",

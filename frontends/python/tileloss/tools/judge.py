@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="safetensors file to be written: what it is to be computed on",
     )
-    parser.add_argument(
-        "--mutants",
-        action="store_true",
-        help="plant every applicable mutant in the outputs; each must be caught",
-    )
+    arguments.mutants(parser)
     parser.add_argument(
         "--producer", metavar="TEXT", default="", help="who made the outputs: text for the report"
     )

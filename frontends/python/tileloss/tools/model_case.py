@@ -91,10 +91,10 @@ def make(config: Config, progress: Progress) -> ModelCase:
     ids, words = _ids(model, settings, config, random)
     progress.step(f"forward of {tuple(ids.shape)} tokens")
     captured = models.capture(model, ids, settings.level)
-    tensors = _captured_tensors(captured) | _label_tensors(ids, settings, random)
-    if settings.teacher_path is not None and captured.logits is not None:
+    tensors = captured.tensors | _label_tensors(ids, settings, random)
+    if settings.teacher_path is not None and "logits" in tensors:
         progress.step(f"loading {settings.teacher_path}")
-        tensors["teacher_logits"] = _teacher_logits(config, settings, ids, captured.logits)
+        tensors["teacher_logits"] = _teacher_logits(config, settings, ids, tensors["logits"])
     overrides = [f"{k}={v!r}" for k, v in captured.options.items()]
     overrides += ["source.bias=bias"] if "bias" in tensors else []
     overrides += [f"batch_size={ids.shape[0]}", f"seq_len={ids.shape[1]}"]
@@ -170,23 +170,8 @@ def _teacher_logits(config: Config, settings: _Settings, ids: Tensor, student: T
             "teacher_model_path",
             f"expected a vocabulary of {student.shape[-1]}, as model_path has, got {columns}",
         )
-    logits = models.capture(model, ids, "logits").logits
-    assert logits is not None
+    logits = models.capture(model, ids, "logits").tensors["logits"]
     return logits.to(student.dtype).contiguous()
-
-
-def _captured_tensors(captured: models.Captured) -> dict[str, Tensor]:
-    if captured.logits is not None:
-        return {"logits": captured.logits.contiguous()}
-    assert captured.hidden is not None
-    assert captured.head is not None
-    tensors = {
-        "hidden": captured.hidden.to(captured.head.dtype).contiguous(),
-        "lm_head": captured.head.detach().contiguous(),
-    }
-    if captured.bias is not None:
-        tensors["bias"] = captured.bias.detach().float().contiguous()
-    return tensors
 
 
 def _label_tensors(ids: Tensor, settings: _Settings, random: torch.Generator) -> dict[str, Tensor]:

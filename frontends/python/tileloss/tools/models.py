@@ -34,12 +34,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Captured:
-    """Of one forward over ids [B, T]. Level "logits" has logits, level "linear" the rest."""
+    """Of one forward over ids [B, T]."""
 
-    logits: Tensor | None  # [B, T, V], after the model's own scale and softcap
-    hidden: Tensor | None  # [B, T, H], as the head gets them
-    head: Tensor | None  # [V, H]
-    bias: Tensor | None  # [V]
+    # Of level "logits": logits [B, T, V], after the model's own scale and softcap. Of level "linear": hidden [B, T, H], as the
+    # head gets them, lm_head [V, H], and bias [V] where there is one.
+    tensors: dict[str, Tensor]
     options: dict[str, float]  # of the loss, of level linear: logit_scale, softcap
     forward_s: float
 
@@ -98,10 +97,14 @@ def capture(model: Model, ids: Tensor, level: str) -> Captured:
         )
     _refuse_not_finite(model, logits, seen[0], *([weight] if level == "linear" else []))
     if level == "logits":
-        return Captured(logits, None, None, None, {}, forward_s)
+        return Captured({"logits": logits.contiguous()}, {}, forward_s)
     bias = getattr(head, "bias", None)
     options = _transform(module, seen[0][:1, :_PROBED], weight, bias, logits)
-    return Captured(None, seen[0], weight, bias, options, forward_s)
+    hidden = seen[0].to(weight.dtype).contiguous()
+    tensors = {"hidden": hidden, "lm_head": weight.detach().contiguous()}
+    if bias is not None:
+        tensors["bias"] = bias.detach().float().contiguous()
+    return Captured(tensors, options, forward_s)
 
 
 def encode(model: Model, text: str) -> list[int]:

@@ -34,15 +34,14 @@ def run_request(
     *,
     is_quiet: bool,
     before: Callable[[], None] | None = None,
-    seconds: float | None = None,
 ) -> Answer:
     """``tileloss.testing._judge.ask_apart``, and progress on stderr. ``told`` gets every other event as it comes.
 
-    Raises JudgeError, Crashed, TimeoutError; OSError where a file was cut while it was read.
+    Raises JudgeError, Crashed; OSError where a file was cut while it was read.
     """
     with shown_progress(str(request["do"]), told, is_quiet=is_quiet) as on_event:
         try:
-            return ask_apart(request, files, outputs, on_event, before, seconds)
+            return ask_apart(request, files, outputs, on_event, before)
         except Crashed as crash:
             if crash.signal == signal.SIGBUS:
                 for tensors in (*(files or {}).values(), outputs or {}):

@@ -39,7 +39,7 @@ def call(compute: Any, case: Case, calls: str) -> Any:
         Misbehaved: the calls show that something is wrong, whatever the numbers are.
     """
     tensors = {name: np.array(x) for name, x in case.tensors.items()}
-    return _WAYS[calls](compute, replace(case, tensors=tensors, _handed_out={}))
+    return _WAYS[calls](compute, replace(case, tensors=tensors))
 
 
 def _once(compute: Any, case: Case) -> Any:
@@ -65,7 +65,7 @@ def _kept(compute: Any, case: Case) -> Any:
 def _repeated(compute: Any, case: Case) -> Any:
     first = _copied(case, compute(case))
     for turn in range(2, TIMES + 1):
-        returned = compute(replace(case, _handed_out={}))
+        returned = compute(replace(case))
         _compare("calls/repeated", first, _copied(case, returned), f"in call {turn}")
     return returned
 
@@ -100,7 +100,7 @@ def _renewed(compute: Any, case: Case) -> Any:
 def _others(case: Case) -> Case:
     """The case with other logits or hidden states, in memory of its own."""
     tensors = {name: -x if name in _MATRICES else x.copy() for name, x in case.tensors.items()}
-    return replace(case, tensors=tensors, _handed_out={})
+    return replace(case, tensors=tensors)
 
 
 def _refuse_replay(gate: str, first: Arrays, second: Arrays) -> None:
@@ -117,13 +117,11 @@ def _split(compute: Any, case: Case) -> Any:
         tensors = {
             n: x[part] if len(x) == rows and n != "head" else x for n, x in case.tensors.items()
         }
-        own = replace(
-            case, tensors=tensors, batch_size=1, seq_len=len(tensors["labels"]), _handed_out={}
-        )
+        own = replace(case, tensors=tensors, batch_size=1, seq_len=len(tensors["labels"]))
         parts.append(_rows(_copied(own, compute(own)), len(tensors["labels"])))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in whole}
     _compare("calls/split", whole, joined, "of the halves")
-    return compute(replace(case, _handed_out={}))
+    return compute(replace(case))
 
 
 def _rows(found: Arrays, rows: int) -> Arrays:
@@ -160,7 +158,7 @@ def _renew_handed_out(case: Case) -> None:
         return
     import torch
 
-    fresh = replace(case, _handed_out={})
+    fresh = replace(case)
     with torch.no_grad():
         for name, tensor in case._handed_out.items():
             tensor.copy_(fresh.torch(name))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import tileloss
-from tileloss.tools.children import without_secrets
 from tileloss.tools.implementations.contract import Contract
 
 _PACKAGE = Path(tileloss.__file__).parents[1]
+_SECRETS = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def without_secrets() -> dict[str, str]:
+    """This process's environment for children, none of which needs one."""
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
 
 
 def environment() -> dict[str, str]:
@@ -81,49 +85,37 @@ class Child:
         return self._exchange(request) if self._greeting["status"] == "ready" else self._greeting
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
+            self._pipe.send_bytes(json.dumps(request).encode())
+        except OSError:
             pass  # it has ended: read says how
         return self._read()
 
     def _start(self) -> None:
         self._errors.seek(0)
         self._errors.truncate()
+        self._pipe, theirs = Pipe()
+        words = [self.name, str(theirs.fileno()), str(self.cpus), self.device]
         self._process = subprocess.Popen(
-            [
-                self._python,
-                "-m",
-                "tileloss.tools.audit.worker",
-                self.name,
-                str(self.cpus),
-                self.device,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [self._python, "-m", "tileloss.tools.audit.worker", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
             stderr=self._errors,
+            pass_fds=[theirs.fileno()],
             env=self._environment,
             start_new_session=True,  # compilers that it starts end with it
         )
+        theirs.close()
 
     def _read(self) -> dict[str, Any]:
-        """A line of the child's, or what became of it."""
-        assert self._process is not None and self._process.stdout is not None
-        pipe, deadline, line = self._process.stdout, time.monotonic() + self.seconds, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    self._end()
-                    return {"status": "timeout", "message": f"no answer in {self.seconds:g} s"}
-                data = os.read(pipe.fileno(), 1 << 16)
-                if not data:
-                    return {"status": "crashed", "message": self._how_it_ended()}
-                line += data
-        return dict(json.loads(line))
+        """What the child says, or what became of it."""
+        try:
+            if self._pipe.poll(self.seconds):
+                return dict(json.loads(self._pipe.recv_bytes()))
+        except (EOFError, OSError):
+            return {"status": "crashed", "message": self._how_it_ended()}
+        self._end()
+        return {"status": "timeout", "message": f"no answer in {self.seconds:g} s"}
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
@@ -142,10 +134,5 @@ class Child:
         except ProcessLookupError:
             pass
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                pass
+        self._pipe.close()
         self._process = None

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tileloss.tools.children import without_secrets
+from tileloss.tools.audit.child import without_secrets
 from tileloss.tools.implementations import KNOWN
 
 _BAD = ("failed", "crashed", "timeout")

@@ -1,6 +1,6 @@
 """The child of an audit: one implementation, which takes case after case.
 
-Requests and replies are a line of JSON each, on standard input and output; what the implementation prints goes to standard error.
+Requests and replies are JSON, over a pipe that it inherits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,19 @@ from tileloss.testing._judge import end_with_parent
 from tileloss.tools.implementations import hide_gpus
 
 
-def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
-    """``cpus``: the number of CPUs to run on, 0: all. ``device``: of PyTorch's tensors."""
+def main(name: str, descriptor: int, cpus: int, device: str) -> None:
+    """``descriptor``: of the pipe. ``cpus``: the number of CPUs to run on, 0: all. ``device``: of PyTorch's tensors."""
+    os.set_inheritable(descriptor, False)
+    pipe = Connection(descriptor)
     if device == "cpu":
         hide_gpus()
     if cpus:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
     end_with_parent()  # a case that hangs, too
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def reply(**answer: Any) -> None:
-        replies.write(json.dumps(answer) + "\n")
-        replies.flush()
+        pipe.send_bytes(json.dumps(answer).encode())
 
     from tileloss.testing.outputs import describe
     from tileloss.tools.implementations import NotInstalled, load
@@ -44,8 +45,9 @@ def main(name: str, cpus: int = 0, device: str = "cpu") -> None:
     except Exception as error:
         return reply(status="crashed", message=describe(error))
     reply(status="ready", package=implementation.package, contract=implementation.contract)
-    for line in sys.stdin:
-        reply(**_answer(implementation, json.loads(line), device))
+    with suppress(EOFError):
+        while True:
+            reply(**_answer(implementation, json.loads(pipe.recv_bytes()), device))
 
 
 def _answer(implementation: Any, request: dict[str, Any], device: str) -> dict[str, Any]:
@@ -80,4 +82,4 @@ def _answer(implementation: Any, request: dict[str, Any], device: str) -> dict[s
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

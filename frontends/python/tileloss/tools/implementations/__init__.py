@@ -39,9 +39,9 @@ class Known(NamedTuple):
     """An implementation of the table: `module` of this folder has the function `compute`."""
 
     module: str
-    compute: str
     packages: tuple[str, ...]  # distributions, that of the implementation first
     summary: str
+    compute: str = "compute"
     reads_ignored: bool = (
         True  # rows and columns that tileloss never reads hold 0 for it, NaN for the others
     )
@@ -60,11 +60,11 @@ class Implementation(NamedTuple):
 
 
 def _torch(compute: str, summary: str) -> Known:
-    return Known("torch_losses", compute, ("torch",), summary)
+    return Known("torch_losses", ("torch",), summary, compute)
 
 
 def _jax(compute: str, summary: str, *packages: str) -> Known:
-    return Known("jax_losses", compute, (*packages, "jax"), summary)
+    return Known("jax_losses", (*packages, "jax"), summary, compute)
 
 
 KNOWN = {
@@ -75,21 +75,16 @@ KNOWN = {
     "torch-compile": _torch("compiled", "the same as torch, under torch.compile"),
     "torch-linear": _torch("linear", "torch.nn.functional.linear_cross_entropy, in chunks"),
     "trl": Known(
-        "trl",
-        "compute",
-        ("trl", "torch"),
-        "the log-probabilities and the loss of TRL's GRPO trainer",
+        "trl", ("trl", "torch"), "the log-probabilities and the loss of TRL's GRPO trainer"
     ),
     "liger": Known(
         "liger",
-        "compute",
         ("liger-kernel", "torch", "triton"),
         "Liger's cross-entropy (on a CPU in Triton's interpreter), chunked policy losses",
         on_gpus="Liger's Triton kernels as a GPU runs them",
     ),
     "cce": Known(
         "cce",
-        "compute",
         ("cut-cross-entropy", "torch"),
         "Cut Cross-Entropy, without a GPU under torch.compile",
         on_gpus="Cut Cross-Entropy's Triton kernels",
@@ -97,8 +92,8 @@ KNOWN = {
     "jax": _jax("plain", "jax.nn.log_softmax in float32"),
     "optax": _jax("optax", "optax's cross-entropy, in the logits' dtype", "optax"),
     "tokamax": _jax("tokamax", "tokamax.linear_softmax_cross_entropy_loss", "tokamax"),
-    "tileloss-torch": Known("own", "through_torch", ("torch",), "tileloss.torch", False),
-    "tileloss-jax": Known("own", "through_jax", ("jax",), "tileloss.jax", False),
+    "tileloss-torch": Known("own", ("torch",), "tileloss.torch", "through_torch", False),
+    "tileloss-jax": Known("own", ("jax",), "tileloss.jax", "through_jax", False),
 }
 # Of Case.knobs those that an implementation has, with values that should all give the same. Chunks: with the LM head.
 KNOBS: dict[str, dict[str, tuple[int, ...]]] = {

@@ -139,18 +139,11 @@ def _refuse(case: Case) -> None:
 
 
 def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:
-    options, labels = case.options, case.torch("labels")
-    if not {"z_loss", "num_items"} & set(options) and "token_weights" not in case.tensors:
-        return F.cross_entropy(
-            z,
-            labels,
-            weight=_class_weights(case, z),
-            reduction=options.get("reduction", "mean"),
-            ignore_index=case.ignore_index,
-            label_smoothing=options.get("label_smoothing", 0.0),
-        )
-    rows, z_rows, weight, counted = _row_losses(case, z, used)
+    options = case.options
     reduction = options.get("reduction", "mean")
+    if not {"z_loss", "num_items"} & set(options) and "token_weights" not in case.tensors:
+        return _of_torch(case, z, reduction)
+    rows, z_rows, weight, counted = _row_losses(case, z, used)
     if reduction == "none":
         return rows + z_rows
     if reduction == "sum":
@@ -162,25 +155,25 @@ def _cross_entropy(case: Case, z: Tensor, used: Tensor) -> Tensor:
 
 def _row_losses(case: Case, z: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each row's loss and z-loss; its weight, and that times its class's."""
-    options, labels = case.options, case.torch("labels")
-    weight = (
-        case.torch("token_weights")
-        if "token_weights" in case.tensors
-        else torch.ones(len(z), device=z.device)
-    )
+    given = "token_weights" in case.tensors
+    weight = case.torch("token_weights") if given else torch.ones(len(z), device=z.device)
     weight = torch.where(used, weight, 0)
-    rows = weight * F.cross_entropy(
-        z,
-        labels,
-        weight=_class_weights(case, z),
-        reduction="none",
-        ignore_index=case.ignore_index,
-        label_smoothing=options.get("label_smoothing", 0.0),
-    )
+    rows = weight * _of_torch(case, z, "none")
     classes = _class_weights(case, z)
-    counted = weight if classes is None else weight * classes[labels.clamp(min=0)]
-    z_rows = options.get("z_loss", 0.0) * weight * torch.logsumexp(z, -1).square()
+    counted = weight if classes is None else weight * classes[case.torch("labels").clamp(min=0)]
+    z_rows = case.options.get("z_loss", 0.0) * weight * torch.logsumexp(z, -1).square()
     return rows, z_rows, weight, counted
+
+
+def _of_torch(case: Case, z: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(
+        z,
+        case.torch("labels"),
+        weight=_class_weights(case, z),
+        reduction=reduction,
+        ignore_index=case.ignore_index,
+        label_smoothing=case.options.get("label_smoothing", 0.0),
+    )
 
 
 def _class_weights(case: Case, z: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-// Inputs of policy losses as drawn near the oracle, and the errors that the oracle over a case allows.
+// Inputs of policy losses as drawn near the oracle, and the errors that the oracle allows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,6 +41,14 @@ struct Sample {
       rows.push_back(summarize(softmax));
     }
     draw_policy_logps(draw, options, used, rows, tensors);
+  }
+
+  PolicyOracle oracle_of(const std::vector<RowSummary>& summaries) const {
+    OracleTensors all;
+    all.policy = tensors;
+    all.used = used;
+    all.summaries = summaries;
+    return {options, {}, all};
   }
 };
 
@@ -90,9 +98,9 @@ TEST(PolicyInputs, IsClearOfEveryDecision) {
     sample.options.sampler_correction = oracle::SamplerCorrection::kMask;
     sample.options.sampler_max = 1.05;
     sample.make();
-    const PolicyOracleCase oracle_case(sample.options, sample.tensors, sample.used, sample.rows, {});
-    EXPECT_GE(oracle_case.margin(), kClearMargin);
-    EXPECT_LT(oracle_case.margin(), 1e-2);
+    const PolicyOracle oracle = sample.oracle_of(sample.rows);
+    EXPECT_GE(oracle.margin(), kClearMargin);
+    EXPECT_LT(oracle.margin(), 1e-2);
   }
 }
 
@@ -105,7 +113,7 @@ TEST(PolicyInputs, AThresholdOnAnEntropyIsRefused) {
 }
 
 // A kernel whose logp are off by their errors, with random signs, passes; one with a hundred times the errors does not.
-TEST(PolicyOracleCase, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
+TEST(PolicyOracle, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
   for (const auto kind : {oracle::PolicyKind::kClip, oracle::PolicyKind::kSapo, oracle::PolicyKind::kVespo}) {
     for (const auto level : {oracle::Level::kToken, oracle::Level::kSequence}) {
       Sample sample;
@@ -114,17 +122,17 @@ TEST(PolicyOracleCase, AllowsWhatTheErrorsOfLogpBringAndNoMore) {
       sample.options.ratio_level = level;
       sample.options.beta = 0.1;
       sample.make();
-      const PolicyOracleCase oracle_case(sample.options, sample.tensors, sample.used, sample.rows, {});
+      const PolicyOracle oracle = sample.oracle_of(sample.rows);
       const auto worst = [&](double size) {
         std::vector<RowSummary> moved = sample.rows;
         Random random(5, Stream::kPolicyLogp, 0);
         for (RowSummary& row : moved) row.logp += (random.next_below(2) == 0 ? size : -size) * row.logp_error;
-        const PolicyOracleCase other(sample.options, sample.tensors, sample.used, moved, {});
-        double largest = std::fabs(other.result().loss - oracle_case.result().loss) / oracle_case.loss_magnitude();
+        const PolicyOracle other = sample.oracle_of(moved);
+        double largest = std::fabs(other.result().loss - oracle.result().loss) / oracle.reduce_magnitudes({});
         for (int64_t i = 0; i < kRows; ++i) {
           const auto row = static_cast<size_t>(i);
-          const double difference = std::fabs(other.result().token_loss[row] - oracle_case.result().token_loss[row]);
-          largest = std::max(largest, difference / oracle_case.token_loss_magnitude(i));
+          const double difference = std::fabs(other.result().token_loss[row] - oracle.result().token_loss[row]);
+          largest = std::max(largest, difference / oracle.token_loss_magnitude(i));
         }
         return largest * 0x1p22;  // OutputMetric allows 2^-22 of a magnitude
       };
