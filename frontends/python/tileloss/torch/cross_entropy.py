@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import CrossEntropyArguments, LogprobsArguments
 from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
@@ -20,8 +21,6 @@ from tileloss.torch._arguments import (
 from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch._results import results_of
-
-Number = float | Tensor
 
 
 def _rows(
@@ -49,21 +48,8 @@ def cross_entropy(
     *,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of cross_entropy
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
 
@@ -124,25 +110,8 @@ def cross_entropy(
         IndexError: a label outside [0, valid_vocab), naming it and its row; on a CUDA device `check_errors` raises it.
         NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
-    given: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "class_weights": weight,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "class_weights": weight, **options}
+    given["ignore_index"] = ignore_index
     return _cross_entropy(
         (checked_logits, (input,)),
         given,
@@ -165,20 +134,7 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of cross_entropy but ignore_index
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which are never held: they exist a tile at a time.
 
@@ -217,25 +173,8 @@ def linear_cross_entropy(
     given for those of input, linear_weight, linear_bias and low_rank that ask for them; linear_weight's is summed in float32 and
     rounded once.
     """
-    given: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "class_weights": weight,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "class_weights": weight, **options}
+    given["ignore_index"] = ignore_index
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
@@ -256,15 +195,8 @@ def logprobs(
     *,
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
-    # generated: arguments of logprobs
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """Row outputs of the softmax at the labels ``target``: log-probability, log-sum-exp, entropy and more.
 
@@ -289,18 +221,7 @@ def logprobs(
     Returns:
         RowOutputs: tensors of the rows' shape, logp of target's, None for what was not asked for.
     """
-    given: dict[str, Value] = {
-        # generated: values of logprobs
-        "labels": target,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "ignore_index": ignore_index, **options}
     return _rows((checked_logits, (input,)), given, outputs, inplace_backward)
 
 
@@ -317,31 +238,13 @@ def linear_logprobs(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
-    # generated: arguments of logprobs but ignore_index
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """`logprobs` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
     Arguments: `linear_cross_entropy`, `logprobs`.
     """
-    given: dict[str, Value] = {
-        # generated: values of logprobs
-        "labels": target,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "ignore_index": ignore_index, **options}
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
