@@ -11,6 +11,7 @@ are those from spec.first on, spec.columns of them; what follows is padding: not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -48,6 +49,11 @@ class LmHead(NamedTuple):
     # The low-rank part, [N, R] and [V, R] or [R, V] as the head lies; both or neither.
     hidden_r: Array | None = None
     head_r: Array | None = None
+
+    def mapped(self, side: str, function: Callable[[Array], Array]) -> LmHead:
+        """With the ``function`` of both arrays, as far as there are two, of a ``side``: "hidden" or "head"."""
+        found = {name: getattr(self, name) for name in (side, f"{side}_r")}
+        return self._replace(**{name: function(x) for name, x in found.items() if x is not None})
 
 
 Operand = Logits | LmHead

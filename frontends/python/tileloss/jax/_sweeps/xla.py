@@ -98,8 +98,13 @@ def _head_backward(
     sums = LmHead(*map(zeros, LmHead._fields, operand, spec.needs_grad))
     sums, _ = varying_alike((sums, operand.hidden))
     sums = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
+    return rounded(sums, operand, used, spec)
 
-    def rounded(name: str, total: Array | None, x: Array | None) -> Array | None:
+
+def rounded(sums: LmHead, operand: LmHead, used: Array, spec: Spec) -> LmHead:
+    """The gradients, of their sums. ``used``: bool [N, 1]."""
+
+    def of(name: str, total: Array | None, x: Array | None) -> Array | None:
         if total is None or x is None:
             return None
         if not name.startswith("hidden"):
@@ -107,7 +112,7 @@ def _head_backward(
         # Where the head holds NaN or inf, 0 times it is in rows that are not used.
         return jnp.where(used, total, 0.0).astype(spec.dhidden_dtype or x.dtype)
 
-    return LmHead(*map(rounded, LmHead._fields, sums, operand))
+    return LmHead(*map(of, LmHead._fields, sums, operand))
 
 
 def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Array]:
@@ -121,33 +126,18 @@ def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Arr
 
 def only_used(operand: LmHead, used: Array) -> LmHead:
     """With 0 in the rows that are not ``used``, bool [N, 1]."""
-    hidden, hidden_r = operand.hidden, operand.hidden_r
-    assert hidden is not None
-    return operand._replace(
-        hidden=jnp.where(used, hidden, 0),
-        hidden_r=None if hidden_r is None else jnp.where(used, hidden_r, 0),
-    )
+    return operand.mapped("hidden", lambda x: jnp.where(used, x, 0))
 
 
 def hidden_as_seen(operand: LmHead, spec: Spec) -> LmHead:
-    hidden, hidden_r = operand.hidden, operand.hidden_r
-    assert hidden is not None
-    return operand._replace(
-        hidden=as_seen(hidden, spec),
-        hidden_r=None if hidden_r is None else as_seen(hidden_r, spec),
-    )
+    return operand.mapped("hidden", lambda x: as_seen(x, spec))
 
 
 def _columns_of(operand: LmHead, start: Array | int, width: int, spec: Spec) -> LmHead:
     """Some columns of the head as the products see them, and of what goes with it."""
     axis = spec.head_layout.index("V")
-    head, bias, head_r = operand.head, operand.bias, operand.head_r
-    assert head is not None
-    return operand._replace(
-        head=as_seen(tile(head, start, width, axis), spec),
-        bias=None if bias is None else tile(bias, start, width, axis=0),
-        head_r=None if head_r is None else as_seen(tile(head_r, start, width, axis), spec),
-    )
+    here = operand.mapped("head", lambda x: as_seen(tile(x, start, width, axis), spec))
+    return here if here.bias is None else here._replace(bias=tile(here.bias, start, width, axis=0))
 
 
 def logits_of(operand: LmHead, spec: Spec) -> Array:
