@@ -27,8 +27,6 @@ from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
 from tileloss.jax._sweeps.tpu.logits import step_forward
 from tileloss.jax._sweeps.tpu.rows import (
     Cut,
-    empty_state,
-    gradient_rows,
     merged,
     padded,
     state_shape,
@@ -98,21 +96,17 @@ def forward(
         operand = _columns_from(operand, spec)
     rows = target.labels.shape[0]
     if not rows or not spec.columns:
-        return empty_state(rows, spec.sums)
+        return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("head_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
-    weights = target.class_weights if spec.sums.smoothing_sum else None
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
     (state,) = cut.run(
         partial(_head_forward, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        _operands(operand, cut),
         (cut.rows_of(state_shape(rows, spec.sums)),),
-        weights=weights,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
     )
-    return merged(state, weights, spec.columns)
+    return merged(state, target.class_weights, spec.columns)
 
 
 def _head_forward(
@@ -169,18 +163,15 @@ def _run_dhidden(
     assert hidden is not None
     blocks = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), count)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
     shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
     (dhidden,) = cut.run(
         partial(_head_dhidden, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        _operands(operand, cut),
         (Blocked(shape, (blocks.rows, width), cut.row_index),),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((blocks.rows, width), jnp.float32)),
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     return dhidden
 
@@ -233,21 +224,18 @@ def _run_dhead(
     assert hidden is not None and head is not None
     blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
-    cut = Cut(blocks, tiles_of(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
+    cut = Cut(blocks, tiles_of(blocks, spec, vocab), target, transform, spec, rows_axis=1)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), differentiated)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
-    of_head: Any = _blocked_head(shapes.head, width, spec, cut)
+    of_head: Any = _blocked_head(shapes.head, width, cut)
     dhead, dbias = cut.run(
         partial(_head_dhead, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        _operands(operand, cut),
         (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.class_index)),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     if dbias is not None and differentiated.bias is not None:
         dbias = dbias[0].astype(_summed_in(differentiated.bias, spec))
@@ -340,21 +328,21 @@ def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
     return LmHead(hidden, head, None if bias is None else cut(bias))
 
 
-def _blocked_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
-    if spec.head_layout == "HV":
+def _blocked_head(head: Any, width: int, cut: Cut) -> Blocked:
+    if cut.spec.head_layout == "HV":
         return Blocked(head, (width, cut.blocks.columns), cut.class_index)
     return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.class_index(*at)[::-1])
 
 
-def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Blocked, ...]:
+def _operands(operand: LmHead, cut: Cut) -> tuple[Blocked, ...]:
     """Hidden states, head and bias."""
     hidden, head, bias, *_ = operand
     assert hidden is not None
     rows, width = cut.blocks.rows, hidden.shape[1]
-    is_used = (target.labels != UNUSED)[:, None]
-    seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), rows)
+    is_used = (cut.target.labels != UNUSED)[:, None]
+    seen = padded(jnp.where(is_used, hidden, 0).astype(cut.spec.compute_dtype), rows)
     return (
         Blocked(seen, (rows, width), cut.row_index),
-        _blocked_head(head, width, spec, cut),
+        _blocked_head(head, width, cut),
         cut.classes_of(bias),
     )

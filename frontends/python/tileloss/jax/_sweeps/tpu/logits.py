@@ -19,8 +19,6 @@ from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for
 from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
 from tileloss.jax._sweeps.tpu.rows import (
     Cut,
-    empty_state,
-    gradient_rows,
     merged,
     state_shape,
     tiles_of,
@@ -53,21 +51,17 @@ def forward(
         x = lax.slice_in_dim(x, spec.first, spec.first + spec.columns, axis=1)
     rows = x.shape[0]
     if not rows or not spec.columns:
-        return empty_state(rows, spec.sums)
+        return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("logits_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
-    weights = target.class_weights if spec.sums.smoothing_sum else None
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
     (state,) = cut.run(
         partial(_logits_forward),
         (Blocked(x, blocks, _tile_index),),
-        target,
-        transform,
         (cut.rows_of(state_shape(rows, spec.sums)),),
-        weights=weights,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM((1, LANES), jnp.float32),),
     )
-    return merged(state, weights, spec.columns)
+    return merged(state, target.class_weights, spec.columns)
 
 
 def _logits_forward(
@@ -117,17 +111,14 @@ def backward(
     if not x.size:
         return operand
     blocks = blocks or blocks_for(call_of("logits_backward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), x.shape[0])
+    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), target, transform, spec)
     (dx,) = cut.run(
         partial(_logits_backward),
         (Blocked(x, blocks, _tile_index),),
-        target,
-        transform,
         (Blocked(shaped(x.shape, x.dtype), blocks, _tile_index),),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, PARALLEL),
         aliases={0: 0},
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     return Logits(dx)
 
