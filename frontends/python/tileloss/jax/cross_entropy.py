@@ -13,8 +13,8 @@ from tileloss._core.arguments import CrossEntropyArguments, LogprobsArguments
 from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
+from tileloss.jax._arguments import named
 from tileloss.jax._rows.stats import RowOutputs
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
@@ -73,11 +73,7 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _cross_entropy(
-        Logits(logits), labels, class_weights=weight, grad_in_forward=grad_in_forward, implementation=implementation,
-        vocab_axis=vocab_axis,
-        ignore_index=ignore_index, **options,
-    )  # fmt: skip
+    return _cross_entropy(locals())
 
 
 @explains_names
@@ -108,11 +104,7 @@ def linear_cross_entropy(
     their dtypes; one that is not asked for costs nothing. Those of head, bias and B are summed in float32 and rounded once; a row
     whose label is out of range makes them NaN.
     """
-    return _cross_entropy(
-        LmHead(hidden, head, bias), labels, class_weights=weight, low_rank=low_rank, head_layout=head_layout,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
-        ignore_index=ignore_index, **options,
-    )  # fmt: skip
+    return _cross_entropy(locals())
 
 
 @explains_names
@@ -146,10 +138,8 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the rows' shape, logp of the labels', None for what was not asked for.
     """
-    return RowOutputs(**apply(
-        "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,
-        ignore_index=ignore_index, **options,
-    ))  # fmt: skip
+    operand, given = named(locals())
+    return RowOutputs(**apply("logprobs", operand, **given))
 
 
 @explains_names
@@ -165,21 +155,20 @@ def linear_logprobs(
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    return RowOutputs(**apply(
-        "logprobs", LmHead(hidden, head, bias), labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
-        compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
-        ignore_index=ignore_index, **options,
-    ))  # fmt: skip
+    operand, given = named(locals())
+    return RowOutputs(**apply("logprobs", operand, **given))
 
 
-def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
+def _cross_entropy(arguments: dict[str, Any]) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
+    operand, given = named(arguments)
+    labels = given["labels"]
     if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        found: Array = apply("cross_entropy", operand, labels=labels, **given)["loss"]
+        found: Array = apply("cross_entropy", operand, **given)["loss"]
         return found
     if (axis := given["vocab_axis"]) is not None:
         raise ValueError(f"vocab_axis: expected None with class probabilities, got {axis!r}")
-    options = options_of_probabilities(given)
-    found = apply(OF_PROBABILITIES, operand, labels=None, target_probs=labels, **options)["loss"]
+    given = {**options_of_probabilities(given), "labels": None, "target_probs": labels}
+    found = apply(OF_PROBABILITIES, operand, **given)["loss"]
     return found

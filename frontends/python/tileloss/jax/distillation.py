@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from tileloss._core.arguments import DistillationArguments, SparseDistillationArguments
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
+from tileloss.jax._arguments import named
 from tileloss.jax._rows.distillation import DistillationRows
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
@@ -87,10 +87,7 @@ def distillation(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _distillation(
-        "distillation", Logits(logits), teacher_logits=teacher, labels=labels, outputs=outputs, grad_in_forward=grad_in_forward,
-        implementation=implementation, **options,
-    )  # fmt: skip
+    return _distillation("distillation", locals())
 
 
 @explains_names
@@ -122,11 +119,7 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head, bias and low_rank, in
     their dtypes; one that is not asked for costs nothing. The teacher's are 0.
     """
-    return _distillation(
-        "distillation", LmHead(hidden, head, bias), teacher_hidden=teacher_hidden, teacher_head=teacher_head,
-        teacher_bias=teacher_bias, labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, **options,
-    )  # fmt: skip
+    return _distillation("distillation", locals())
 
 
 @explains_names
@@ -175,10 +168,7 @@ def sparse_distillation(
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
-    return _distillation(
-        "sparse_distillation", Logits(logits), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs, labels=labels,
-        outputs=outputs, grad_in_forward=grad_in_forward, implementation=implementation, **options,
-    )  # fmt: skip
+    return _distillation("sparse_distillation", locals())
 
 
 @explains_names
@@ -193,16 +183,11 @@ def linear_sparse_distillation(
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    return _distillation(
-        "sparse_distillation", LmHead(hidden, head, bias), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs,
-        labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
-        grad_in_forward=grad_in_forward, implementation=implementation, **options,
-    )  # fmt: skip
+    return _distillation("sparse_distillation", locals())
 
 
-def _distillation(
-    loss: str, operand: Operand, **given: Any
-) -> Array | tuple[Array, DistillationRows]:
+def _distillation(loss: str, arguments: dict[str, Any]) -> Array | tuple[Array, DistillationRows]:
+    operand, given = named(arguments)
     found = apply(loss, operand, **given)
     of_rows = {name: x for name, x in found.items() if name != "loss"}
     return (found["loss"], DistillationRows(**of_rows)) if of_rows else found["loss"]

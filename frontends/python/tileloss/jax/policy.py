@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from tileloss._core.arguments import PolicyLossArguments
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
+from tileloss.jax._arguments import named
 
 
 # fmt: off
@@ -142,10 +142,7 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    return _policy_loss(
-        Logits(logits), labels, advantages, return_metrics=return_metrics, grad_in_forward=grad_in_forward,
-        implementation=implementation, vocab_axis=vocab_axis, **options,
-    )  # fmt: skip
+    return _policy_loss(locals())
 
 
 # fmt: off
@@ -179,25 +176,15 @@ def linear_policy_loss(
     Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
     tokens. Tokens that are masked or ignored may hold NaN.
     """
-    return _policy_loss(
-        LmHead(hidden, head, bias), labels, advantages, low_rank=low_rank, head_layout=head_layout, return_metrics=return_metrics,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
-        **options,
-    )  # fmt: skip
+    return _policy_loss(locals())
 
 
-def _policy_loss(
-    operand: Operand,
-    labels: Any,
-    advantages: Any,
-    *,
-    advantage_level: str | None = None,
-    **given: Any,
-) -> Array | tuple[Array, dict[str, Array]]:
-    if advantage_level is None:
+def _policy_loss(arguments: dict[str, Any]) -> Array | tuple[Array, dict[str, Array]]:
+    operand, given = named(arguments)
+    if given.get("advantage_level") is None:
         # [B, 1] of [B, 1] labels: either. numpy's shape, as JAX refuses None before `apply` can say what is missing.
-        of_labels, shape = np.shape(labels), np.shape(advantages)
-        advantage_level = "token" if len(of_labels) > 1 and shape == of_labels else "sequence"
-    given |= {"labels": labels, "advantages": advantages, "advantage_level": advantage_level}
+        of_labels, shape = np.shape(given["labels"]), np.shape(given["advantages"])
+        is_token = len(of_labels) > 1 and shape == of_labels
+        given["advantage_level"] = "token" if is_token else "sequence"
     found = apply("policy_loss", operand, **given)
     return (found["loss"], found["metrics"]) if "metrics" in found else found["loss"]
