@@ -2,10 +2,10 @@
 
 An implementation is two functions, and for some calls a third that does the whole in one pass:
 
-    forward(operand, target, transform, spec) -> RowState, or Swept where the target is not labels
-    backward(operand, target, rows, transform, spec) -> an operand of gradients
+    forward(operand, target, spec) -> RowState, or Swept where the target is not labels
+    backward(operand, target, rows, spec) -> an operand of gradients
 
-``transform``: of the operand's logits. ``rows``: BackwardRows, or TargetRows where the target is not labels. The columns swept
+``rows``: BackwardRows, or TargetRows where the target is not labels. The columns swept
 are those from spec.first on, spec.columns of them; what follows is padding: not read, gradient 0.
 """
 
@@ -27,6 +27,7 @@ from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState, identity
 from tileloss.jax._sweeps import allowed
+from tileloss.jax._sweeps.transform import IDENTITY, LogitTransform
 
 # Labels that are no column.
 ELSEWHERE, UNUSED = -1, -2
@@ -73,6 +74,7 @@ class Target(NamedTuple):
     arrays: dict[str, Array]
     # Of the loss, where the target is not labels; the sweeps take from them all but the reduction.
     options: Options | None = None
+    transform: LogitTransform = IDENTITY  # of the operand's logits
 
     @property
     def class_weights(self) -> Array | None:

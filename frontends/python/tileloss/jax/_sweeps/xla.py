@@ -31,7 +31,6 @@ from tileloss.jax._sweeps.operands import (
     Sums,
     Target,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 TILE = 2048  # columns of a step
 # On CPUs jax 0.9 and 0.10 make of a slice or an update of bfloat16 one of float32: of the whole array, which they widen for it.
@@ -39,28 +38,24 @@ _WIDENS_BFLOAT16 = jax.__version_info__ < (0, 11)
 _Carry = TypeVar("_Carry")
 
 
-def forward(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
+def forward(operand: Operand, target: Target, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
-    return state_over_tiles(TILE, _logits_of(operand, spec), target, transform, spec)
+    return state_over_tiles(TILE, _logits_of(operand, spec), target, spec)
 
 
-def backward(
-    operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
-) -> Operand:
+def backward(operand: Operand, target: Target, rows: BackwardRows, spec: Spec) -> Operand:
     """dL/dlogits; or of an LmHead those that ``spec.needs_grad`` names; each in its tensor's dtype."""
     if isinstance(operand, LmHead):
-        return _head_backward(operand, target, rows, transform, spec)
+        return _head_backward(operand, target, rows, spec)
 
     def gradient_of(x: Array, start: Array | int, width: int) -> Array:
-        return tile_gradient(transform.value(x), target, rows, start, spec)
+        return tile_gradient(target.transform.value(x), target, rows, start, spec)
 
-    return gradient_over_tiles(operand.logits, target, rows.used, transform, spec, gradient_of)
+    return gradient_over_tiles(operand.logits, target, rows.used, spec, gradient_of)
 
 
-def _head_backward(
-    operand: LmHead, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
-) -> LmHead:
-    layout, used = spec.head_layout.lower(), rows.used[:, None]
+def _head_backward(operand: LmHead, target: Target, rows: BackwardRows, spec: Spec) -> LmHead:
+    layout, used, transform = spec.head_layout.lower(), rows.used[:, None], target.transform
     # 0 times the NaN of a row that is not used would be in dhead.
     seen = hidden_as_seen(only_used(operand, used), spec)
 
@@ -169,7 +164,6 @@ def gradient_over_tiles(
     logits: Array,
     target: Target,
     used: Array,
-    transform: LogitTransform,
     spec: Spec,
     gradient_of: Callable[[Array, Array | int, int], Array],
 ) -> Logits:
@@ -180,7 +174,7 @@ def gradient_over_tiles(
         x = tile_to_replace(buffer, start, width, logits.dtype).astype(jnp.float32)
         is_in = target.allowed_tile(start, width)
         x = only(is_in, x, 0.0)  # NaN there is not seen
-        gradient = gradient_of(x, start, width) * transform.derivative(x)
+        gradient = gradient_of(x, start, width) * target.transform.derivative(x)
         gradient = only(is_in, jnp.where(used[:, None], gradient, 0.0), 0.0).astype(logits.dtype)
         return stored(buffer, gradient, start)
 
@@ -189,14 +183,10 @@ def gradient_over_tiles(
 
 
 def state_over_tiles(
-    width: int,
-    logits_of: Callable[[Array | int, int], Array],
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
+    width: int, logits_of: Callable[[Array | int, int], Array], target: Target, spec: Spec
 ) -> RowState:
     """A forward sweep in tiles of ``width`` columns. ``logits_of(column, width)``: float32 [N, width]."""
-    labels = target.labels
+    labels, transform = target.labels, target.transform
 
     def step(state: RowState, start: Array | int, width: int) -> RowState:
         is_in = target.allowed_tile(spec.first + start, width)

@@ -24,7 +24,6 @@ from tileloss.jax._sweeps.operands import (
     TargetRows,
     output_dtype,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import (
     as_seen,
     hidden_as_seen,
@@ -41,21 +40,19 @@ ROWS = 128  # of a step
 Outputs = dict[str, Array]
 
 
-def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Spec) -> Swept:
+def forward(operand: LmHead, target: Target, spec: Spec) -> Swept:
     heads = _Heads(operand, target, spec)
 
     def step(outputs: Outputs, start: Array | int, rows: int) -> Outputs:
-        swept = xla_targets.forward(*heads.rows(start, rows), transform, spec)
+        swept = xla_targets.forward(*heads.rows(start, rows), spec)
         return _stored_rows(outputs, swept.outputs, start)
 
     labels = target.labels
     return Swept(over_tiles(labels.shape[0], ROWS, step, _no_outputs(labels, spec)), ())
 
 
-def backward(
-    operand: LmHead, target: Target, rows: TargetRows, transform: LogitTransform, spec: Spec
-) -> LmHead:
-    return rows_and_grad(operand, target, rows.weights, transform, spec)[1]
+def backward(operand: LmHead, target: Target, rows: TargetRows, spec: Spec) -> LmHead:
+    return rows_and_grad(operand, target, rows.weights, spec)[1]
 
 
 class _Carry(NamedTuple):
@@ -64,7 +61,7 @@ class _Carry(NamedTuple):
 
 
 def rows_and_grad(
-    operand: LmHead, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+    operand: LmHead, target: Target, weights: Array, spec: Spec
 ) -> tuple[Outputs, LmHead]:
     assert operand.hidden is not None
     labels, layout = target.labels, spec.head_layout.lower()
@@ -74,9 +71,7 @@ def rows_and_grad(
 
     def step(carry: _Carry, start: Array | int, rows: int) -> _Carry:
         of_rows = tile(weights, start, rows, axis=0)
-        found, (gradient,) = xla_targets.rows_and_grad(
-            *heads.rows(start, rows), of_rows, transform, spec
-        )
+        found, (gradient,) = xla_targets.rows_and_grad(*heads.rows(start, rows), of_rows, spec)
         dx = as_seen(gradient, spec)
         here, sums = heads.student_rows(start, rows), carry.sums._asdict()
         for name in ("", "_r"):

@@ -41,7 +41,6 @@ from tileloss.jax._sweeps.tpu.tiles import (
     TileTransform,
     gradient,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 
 class _Products(NamedTuple):
@@ -84,13 +83,7 @@ class _Products(NamedTuple):
         )
 
 
-def forward(
-    operand: LmHead,
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
-) -> RowState:
+def forward(operand: LmHead, target: Target, spec: Spec, blocks: Blocks | None = None) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
     if spec.first:  # a copy, as blocks begin at their multiples
         operand = _columns_from(operand, spec)
@@ -98,7 +91,7 @@ def forward(
     if not rows or not spec.columns:
         return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("head_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     (state,) = cut.run(
         partial(_head_forward, products=_products(spec)),
         _operands(operand, cut),
@@ -130,7 +123,6 @@ def backward(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: tuple[Blocks, Blocks] | None = None,
 ) -> LmHead:
@@ -145,9 +137,9 @@ def backward(
     of_dhidden, of_dhead = blocks or (None, None)
     dhidden = dhead = dbias = None
     if differentiated.hidden is not None:
-        dhidden = _run_dhidden(operand, target, rows, transform, spec, of_dhidden)
+        dhidden = _run_dhidden(operand, target, rows, spec, of_dhidden)
     if differentiated.head is not None or differentiated.bias is not None:
-        dhead, dbias = _run_dhead(differentiated, operand, target, rows, transform, spec, of_dhead)
+        dhead, dbias = _run_dhead(differentiated, operand, target, rows, spec, of_dhead)
     return LmHead(dhidden, dhead, dbias)
 
 
@@ -155,7 +147,6 @@ def _run_dhidden(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: Blocks | None,
 ) -> Array:
@@ -163,7 +154,7 @@ def _run_dhidden(
     assert hidden is not None
     blocks = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
     (dhidden,) = cut.run(
         partial(_head_dhidden, products=_products(spec)),
@@ -216,7 +207,6 @@ def _run_dhead(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: Blocks | None,
 ) -> tuple[Array | None, Array | None]:
@@ -224,7 +214,7 @@ def _run_dhead(
     assert hidden is not None and head is not None
     blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
-    cut = Cut(blocks, tiles_of(blocks, spec, vocab), target, transform, spec, rows_axis=1)
+    cut = Cut(blocks, tiles_of(blocks, spec, vocab), target, spec, rows_axis=1)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), differentiated)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))

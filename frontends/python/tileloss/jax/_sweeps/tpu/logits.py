@@ -35,16 +35,9 @@ from tileloss.jax._sweeps.tpu.tiles import (
     gradient,
     lane_sum,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 
-def forward(
-    operand: Logits,
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
-) -> RowState:
+def forward(operand: Logits, target: Target, spec: Spec, blocks: Blocks | None = None) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
     x = operand.logits
     if spec.first:  # a copy, as blocks begin at their multiples
@@ -53,7 +46,7 @@ def forward(
     if not rows or not spec.columns:
         return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("logits_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, transform, spec)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     (state,) = cut.run(
         partial(_logits_forward),
         (Blocked(x, blocks, _tile_index),),
@@ -99,19 +92,14 @@ def step_forward(
 
 
 def backward(
-    operand: Logits,
-    target: Target,
-    rows: BackwardRows,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
+    operand: Logits, target: Target, rows: BackwardRows, spec: Spec, blocks: Blocks | None = None
 ) -> Logits:
     """dL/dlogits; in the logits' memory where nobody reads them later. ``blocks``: instead of the chip's."""
     x = operand.logits
     if not x.size:
         return operand
     blocks = blocks or blocks_for(call_of("logits_backward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), target, transform, spec)
+    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), target, spec)
     (dx,) = cut.run(
         partial(_logits_backward),
         (Blocked(x, blocks, _tile_index),),

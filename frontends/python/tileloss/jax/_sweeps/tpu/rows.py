@@ -30,7 +30,6 @@ class Cut(NamedTuple):
     blocks: Blocks
     tiles: Tiles
     target: Target
-    transform: LogitTransform
     spec: Spec
     rows_axis: int = 0
 
@@ -62,12 +61,12 @@ class Cut(NamedTuple):
         rows: BackwardRows | None = None,
     ) -> Any:
         """The kernel's outputs: it gets its operands, Given, outputs and scratch. ``rows``: of a backward."""
-        in_kernel, scale = tile_transform(self.transform)
+        in_kernel, scale = tile_transform(self.target.transform)
         labels, spec, block = self.target.labels, self.spec, self.blocks.rows
         has_weights, of_rows = spec.sums.smoothing_sum, None
         if rows is not None:
             has_weights = spec.has_uniform
-            of_rows = self.rows_of(gradient_rows(rows, self.transform, spec, block))
+            of_rows = self.rows_of(gradient_rows(rows, self.target.transform, spec, block))
         given: Any = Given(
             self.rows_of(labels_of_rows(labels, block)),
             self.classes_of(self.target.class_weights if has_weights else None),
