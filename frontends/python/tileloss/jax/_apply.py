@@ -192,7 +192,7 @@ def _forward(x: Operand, o: Inputs, call: Call) -> tuple[Any, Inputs]:
         options = call.options_of(o)
         columns, _ = columns_of(o.labels, options, call.classes)
         of = slot_logits if call.shards is None else call.shards.slot_logits
-        z = of(x, columns, make_transform(options), call.spec, o.target.get("allowed"))
+        z = of(x, columns, Target(o.labels, o.target, transform=make_transform(options)), call.spec)
         labels, slots = slots_of(o.labels, z, options, call.classes)
         o = o._replace(labels=labels, slots=slots)
     return _sweep(call, "forward", x, _target(o, call), call.spec), o

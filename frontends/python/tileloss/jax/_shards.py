@@ -22,7 +22,6 @@ from tileloss.jax._devices import varying, varying_alike
 from tileloss.jax._rows.state import RowState, merge
 from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec, Target
 from tileloss.jax._sweeps.slots import slot_logits
-from tileloss.jax._sweeps.transform import LogitTransform
 
 SLICES = 8
 _Run = Callable[..., Any]  # Choice.run
@@ -79,19 +78,11 @@ class Shards:
         whole, _ = lax.scan(lambda state, other: (merge(state, other), None), first, rest)
         return whole
 
-    def slot_logits(
-        self,
-        operand: Operand,
-        columns: Array,
-        transform: LogitTransform,
-        spec: Spec,
-        words: Array | None = None,
-    ) -> Array:
+    def slot_logits(self, operand: Operand, columns: Array, target: Target, spec: Spec) -> Array:
         """As that of one device: each shard has its own columns', 0 stands for the others'."""
-        given = operand, columns, words, transform
-        operand, columns, words, transform = self._here(given)
+        operand, columns, target = self._here((operand, columns, target))
         here = _columns_here(columns, lax.axis_index(self.axis) * self.width, self.width)
-        z = slot_logits(operand, jnp.where(here < 0, 0, here), transform, spec, words)
+        z = slot_logits(operand, jnp.where(here < 0, 0, here), target, spec)
         found: Array = self._sum(jnp.where(here < 0, 0.0, z))
         return found
 
