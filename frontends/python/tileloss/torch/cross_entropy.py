@@ -34,9 +34,7 @@ def _rows(
     slots = empty_slots(given["labels"], student[1][0], given["ignore_index"])
     if slots is not None:
         given["labels"] = slots
-    results = results_of(
-        "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
-    )
+    results = results_of("logprobs", student, given, names, inplace_backward=inplace_backward)
     return rows_of(RowOutputs, results, names, has_labels=slots is None)
 
 
@@ -112,12 +110,8 @@ def cross_entropy(
     """
     given: dict[str, Any] = {"labels": target, "class_weights": weight, **options}
     given["ignore_index"] = ignore_index
-    return _cross_entropy(
-        (checked_logits, (input,)),
-        given,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    student = checked_logits, (input,)
+    return _cross_entropy(student, given, grad_in_forward, inplace_backward)
 
 
 @explains_names
@@ -178,14 +172,15 @@ def linear_cross_entropy(
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward=grad_in_forward)
+    return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward)
 
 
-def _cross_entropy(student: Unchecked, given: dict[str, Value], **how: Any) -> Tensor:
+def _cross_entropy(student: Unchecked, given: dict[str, Any], *how: Any) -> Tensor:
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
     if not is_probabilities(target := given["labels"]):
-        return results_of("cross_entropy", student, given, **how)["loss"]
+        return results_of("cross_entropy", student, given, (), *how)["loss"]
     given = {**options_of_probabilities(given), "target_probs": target, "labels": None}
-    return results_of(OF_PROBABILITIES, student, given, **how)["loss"]
+    return results_of(OF_PROBABILITIES, student, given, (), *how)["loss"]
 
 
 @explains_names

@@ -93,14 +93,8 @@ def distillation(
         NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
     given: dict[str, Any] = {"teacher_logits": teacher, "labels": target, **options}
-    return loss_and_rows(
-        "distillation",
-        (checked_logits, (input,)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    student = checked_logits, (input,)
+    return loss_and_rows("distillation", student, given, outputs, grad_in_forward, inplace_backward)
 
 
 @explains_names
@@ -154,13 +148,8 @@ def linear_distillation(
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return loss_and_rows(
-        "distillation",
-        (checked_head, (input, *head)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-    )
+    student = checked_head, (input, *head)
+    return loss_and_rows("distillation", student, given, outputs, grad_in_forward)
 
 
 def loss_and_rows(
@@ -168,8 +157,9 @@ def loss_and_rows(
     student: Unchecked,
     given: Mapping[str, Value],
     outputs: Iterable[str],
-    **how: Any,
+    *how: Any,
 ) -> Tensor | tuple[Tensor, DistillationRows]:
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
     names = checked_outputs(DistillationRows, outputs)
-    results = results_of(function, student, given, outputs=names, **how)
+    results = results_of(function, student, given, names, *how)
     return with_rows(results, names)

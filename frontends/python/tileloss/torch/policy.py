@@ -165,13 +165,8 @@ def policy_loss(
         As `tileloss.torch.cross_entropy`.
     """
     given: dict[str, Any] = {"labels": target, "advantages": advantages, **options}
-    return _policy_loss(
-        (checked_logits, (input,)),
-        given,
-        return_metrics,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    student = checked_logits, (input,)
+    return _policy_loss(student, given, return_metrics, grad_in_forward, inplace_backward)
 
 
 # fmt: off
@@ -216,27 +211,14 @@ def linear_policy_loss(
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return _policy_loss(
-        (checked_head, (input, *head)),
-        given,
-        return_metrics,
-        grad_in_forward=grad_in_forward,
-    )
+    return _policy_loss((checked_head, (input, *head)), given, return_metrics, grad_in_forward)
 
 
 def _policy_loss(
-    student: Unchecked,
-    given: dict[str, Any],
-    return_metrics: bool,
-    **how: Any,
+    student: Unchecked, given: dict[str, Any], return_metrics: bool, *how: Any
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    preset = given.pop("preset", None)
-    results = results_of(
-        "policy_loss",
-        student,
-        policy_options(given, given["labels"], given["advantages"]),
-        preset=preset or "",
-        outputs=("metrics",) if return_metrics else (),
-        **how,
-    )
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
+    preset, outputs = given.pop("preset", None) or "", ("metrics",) if return_metrics else ()
+    given = policy_options(given, given["labels"], given["advantages"])
+    results = results_of("policy_loss", student, given, outputs, *how, preset=preset)
     return with_metrics(results, return_metrics)

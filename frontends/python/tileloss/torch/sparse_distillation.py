@@ -70,14 +70,8 @@ def sparse_distillation(
     """
     teacher = {"teacher_ids": teacher_ids, "teacher_logprobs": teacher_logprobs}
     given: dict[str, Any] = {**teacher, "labels": target, **options}
-    return loss_and_rows(
-        "sparse_distillation",
-        (checked_logits, (input,)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    student, how = (checked_logits, (input,)), (grad_in_forward, inplace_backward)
+    return loss_and_rows("sparse_distillation", student, given, outputs, *how)
 
 
 @explains_names
@@ -106,10 +100,5 @@ def linear_sparse_distillation(
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return loss_and_rows(
-        "sparse_distillation",
-        (checked_head, (input, *head)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-    )
+    student = checked_head, (input, *head)
+    return loss_and_rows("sparse_distillation", student, given, outputs, grad_in_forward)
