@@ -38,7 +38,6 @@ from tileloss.jax._sweeps.tpu.tiles import (
     Given,
     Ref,
     Tiles,
-    TileTransform,
     gradient,
 )
 
@@ -49,8 +48,9 @@ class _Products(NamedTuple):
     layout: str  # the head's: "VH" or "HV"
     dtype: DTypeLike  # what the products see
 
-    def logits(self, hidden: Ref, head: Ref, bias: Ref | None) -> Array:
-        """float32 [rows, columns]."""
+    def logits(self, operand: Any) -> Array:
+        """float32 [rows, columns]. ``operand``: an LmHead of references."""
+        hidden, head, bias, *_ = operand
         of_head = self.layout.index("H")
         x = self._product(hidden[...], head[...], 1, of_head)
         return x if bias is None else x + bias[...]
@@ -94,7 +94,7 @@ def forward(operand: LmHead, target: Target, spec: Spec, blocks: Blocks | None =
     cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     (state,) = cut.run(
         partial(_head_forward, products=_products(spec)),
-        _operands(operand, cut),
+        (_operand(operand, cut),),
         (cut.rows_of(state_shape(rows, spec.sums)),),
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
@@ -103,20 +103,16 @@ def forward(operand: LmHead, target: Target, spec: Spec, blocks: Blocks | None =
 
 
 def _head_forward(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
+    x: LmHead,
     given: Given,
     state: RowState,
     tile: Ref,
     seen: Ref,
-    *,
     tiles: Tiles,
     products: _Products,
-    transform: TileTransform,
 ) -> None:
-    tile[...] = products.logits(hidden, head, bias)
-    step_forward(tile, given, state, seen, tiles, transform)
+    tile[...] = products.logits(x)
+    step_forward(tile, given, state, seen, tiles)
 
 
 def backward(
@@ -158,7 +154,7 @@ def _run_dhidden(
     shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
     (dhidden,) = cut.run(
         partial(_head_dhidden, products=_products(spec)),
-        _operands(operand, cut),
+        (_operand(operand, cut),),
         (Blocked(shape, (blocks.rows, width), cut.row_index),),
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((blocks.rows, width), jnp.float32)),
@@ -168,29 +164,20 @@ def _run_dhidden(
 
 
 def _head_dhidden(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
-    given: Given,
-    dhidden: Ref,
-    tile: Ref,
-    sums: Ref,
-    *,
-    tiles: Tiles,
-    products: _Products,
-    transform: TileTransform,
+    x: LmHead, given: Given, dhidden: Ref, tile: Ref, sums: Ref, tiles: Tiles, products: _Products
 ) -> None:
+    head: Ref = x.head
     j = pl.program_id(1)
 
     @pl.when(j == 0)
     def _() -> None:
         sums[...] = jnp.zeros_like(sums)
 
-    tile[...] = products.logits(hidden, head, bias)
+    tile[...] = products.logits(x)
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, given, columns, transform)
+        gradient(tile, tile, given, columns, tiles.transform)
         sums[...] += products.dhidden(tile[...], products.valid(head[...], left))
 
     tiles.visit(j, step)
@@ -221,7 +208,7 @@ def _run_dhead(
     of_head: Any = _blocked_head(shapes.head, width, cut)
     dhead, dbias = cut.run(
         partial(_head_dhead, products=_products(spec)),
-        _operands(operand, cut),
+        (_operand(operand, cut),),
         (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.class_index)),
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
@@ -238,19 +225,16 @@ def _summed_in(x: Array, spec: Spec) -> DTypeLike:
 
 
 def _head_dhead(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
+    x: LmHead,
     given: Given,
     dhead: Ref | None,
     dbias: Ref | None,
     tile: Ref,
     sums: Ref,
-    *,
     tiles: Tiles,
     products: _Products,
-    transform: TileTransform,
 ) -> None:
+    hidden: Ref = x.hidden
     j, i = pl.program_id(0), pl.program_id(1)
 
     @pl.when(i == 0)
@@ -259,11 +243,11 @@ def _head_dhead(
         if dbias is not None:
             dbias[...] = jnp.zeros_like(dbias)
 
-    tile[...] = products.logits(hidden, head, bias)
+    tile[...] = products.logits(x)
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, given, columns, transform)
+        gradient(tile, tile, given, columns, tiles.transform)
 
     tiles.visit(j, step)
     if dbias is not None:
@@ -324,15 +308,13 @@ def _blocked_head(head: Any, width: int, cut: Cut) -> Blocked:
     return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.class_index(*at)[::-1])
 
 
-def _operands(operand: LmHead, cut: Cut) -> tuple[Blocked, ...]:
-    """Hidden states, head and bias."""
+def _operand(operand: LmHead, cut: Cut) -> Any:
+    """An LmHead of Blocked."""
     hidden, head, bias, *_ = operand
     assert hidden is not None
     rows, width = cut.blocks.rows, hidden.shape[1]
     is_used = (cut.target.labels != UNUSED)[:, None]
     seen = padded(jnp.where(is_used, hidden, 0).astype(cut.spec.compute_dtype), rows)
-    return (
-        Blocked(seen, (rows, width), cut.row_index),
-        _blocked_head(head, width, cut),
-        cut.classes_of(bias),
-    )
+    blocked: Any = Blocked(seen, (rows, width), cut.row_index)
+    of_head: Any = _blocked_head(head, width, cut)
+    return LmHead(blocked, of_head, cut.classes_of(bias))  # type: ignore[arg-type]

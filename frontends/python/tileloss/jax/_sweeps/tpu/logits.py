@@ -29,7 +29,6 @@ from tileloss.jax._sweeps.tpu.tiles import (
     Given,
     Ref,
     Tiles,
-    TileTransform,
     clear,
     gather,
     gradient,
@@ -57,20 +56,11 @@ def forward(operand: Logits, target: Target, spec: Spec, blocks: Blocks | None =
     return merged(state, target.class_weights, spec.columns)
 
 
-def _logits_forward(
-    x: Ref, given: Given, state: RowState, seen: Ref, *, tiles: Tiles, transform: TileTransform
-) -> None:
-    step_forward(x, given, state, seen, tiles, transform)
+def _logits_forward(x: Ref, given: Given, state: RowState, seen: Ref, tiles: Tiles) -> None:
+    step_forward(x, given, state, seen, tiles)
 
 
-def step_forward(
-    tile: Ref,
-    given: Given,
-    state: RowState,
-    seen: Ref,
-    tiles: Tiles,
-    transform: TileTransform,
-) -> None:
+def step_forward(tile: Ref, given: Given, state: RowState, seen: Ref, tiles: Tiles) -> None:
     """Grid step (i, j): rows' block i, columns' block j, whose states lie in ``state`` from j = 0 on.
 
     ``seen``: scratch, the weights of the columns before, a lane each."""
@@ -83,7 +73,7 @@ def step_forward(
 
     def with_left(left: Array | int | None) -> None:
         before = seen[...] if state.smoothing_sum is not None else 0.0
-        gather(tile, given, state, Columns(j * width, left), transform, before)
+        gather(tile, given, state, Columns(j * width, left), tiles.transform, before)
 
     tiles.visit(j, with_left)
     if state.smoothing_sum is not None:
@@ -111,14 +101,11 @@ def backward(
     return Logits(dx)
 
 
-def _logits_backward(
-    x: Ref, given: Given, dx: Ref, *, tiles: Tiles, transform: TileTransform
-) -> None:
+def _logits_backward(x: Ref, given: Given, dx: Ref, tiles: Tiles) -> None:
     j, width = pl.program_id(1), tiles.width
 
     def with_left(left: Array | int | None) -> None:
-        columns = Columns(j * width, left)
-        gradient(x, dx, given, columns, transform)
+        gradient(x, dx, given, Columns(j * width, left), tiles.transform)
 
     tiles.visit(j, with_left)
 

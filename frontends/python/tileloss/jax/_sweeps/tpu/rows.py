@@ -52,7 +52,7 @@ class Cut(NamedTuple):
     def run(
         self,
         kernel: partial[None],
-        operands: tuple[Blocked, ...],
+        operands: tuple[Any, ...],
         outputs: tuple[Blocked, ...],
         *,
         order: tuple[Order, Order],
@@ -60,7 +60,7 @@ class Cut(NamedTuple):
         aliases: Mapping[int, int] | None = None,
         rows: BackwardRows | None = None,
     ) -> Any:
-        """The kernel's outputs: it gets its operands, Given, outputs and scratch. ``rows``: of a backward."""
+        """The kernel's outputs: it gets its operands, trees of Blocked, Given, outputs and scratch. ``rows``: of a backward."""
         in_kernel, scale = tile_transform(self.target.transform)
         labels, spec, block = self.target.labels, self.spec, self.blocks.rows
         has_weights, of_rows = spec.sums.smoothing_sum, None
@@ -75,7 +75,7 @@ class Cut(NamedTuple):
         )
         by_rows = (pl.cdiv(labels.shape[0], block), self.tiles.number)
         return call(
-            partial(kernel, tiles=self.tiles, transform=in_kernel),
+            partial(kernel, tiles=self.tiles._replace(transform=in_kernel)),
             (*operands, given),
             outputs,
             grid=by_rows[::-1] if self.rows_axis else by_rows,
