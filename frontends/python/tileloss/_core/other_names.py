@@ -90,6 +90,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 def _refusal(function: str, name: str, known: Container[str]) -> str:
     here = [one for one in _HERE.get(name, "").split() if one in known]
-    hint = f"here that is {' and '.join(here)}" if here else _ELSEWHERE.get(name, "")
+    elsewhere = {} if "self" in known else _ELSEWHERE  # a module's calls take more
+    hint = f"here that is {' and '.join(here)}" if here else elsewhere.get(name, "")
     said = f"{function}() got an unexpected keyword argument {name!r}"  # as Python says it
     return f"{said}; {hint}" if hint else said
