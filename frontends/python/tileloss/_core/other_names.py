@@ -78,7 +78,9 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     assert found is not None
     kind, title, array = found.groups()
     described = FUNCTIONS[re.sub(r"(?<!^)(?=[A-Z])", "_", title).lower()]
-    for name, annotation in function.__globals__[kind].__annotations__.items():
+    places = {name: place for place, name in enumerate(described.options)}
+    taken = function.__globals__[kind].__annotations__.items()
+    for name, annotation in sorted(taken, key=lambda item: places.get(item[0], -1)):
         option, default = described.options.get(name), None
         if option is not None and not option.may_be_absent and not described.presets:
             default = False if option.choices == FLAG else option.usual
