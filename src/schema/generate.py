@@ -2,10 +2,10 @@
 """Writes what repeats src/schema/table.toml: `./dev generate`, or with --check says which files are stale.
 
 A file has regions between lines that hold "generated: WHAT" and "end of generated". WHAT is a name in REGIONS, or NAME of
-FUNCTION, of its options: "table of cross_entropy", in Python "arguments of cross_entropy but ignore_index"; or "enums NAME,
+FUNCTION, of its options: "table of cross_entropy", in Python "options of cross_entropy but ignore_index"; or "enums NAME,
 NAME".
 A docstring's line that begins with "Options", "Tensors" or "Values of NAME" and ends with a colon is the head of a list: of the
-arguments before it, of what may go with their function's rows, of what an option may be.
+options of the function whose arguments are taken before it, of what may go with its rows, of what an option may be.
 """
 
 from __future__ import annotations
@@ -47,12 +47,8 @@ REGIONS: dict[str, Callable[[Table], str]] = {
     "names in PyTorch": write_python.names_in_torch,
 }
 OPTION_REGIONS: dict[str, Callable[[Sequence[Option], Function], list[str]]] = {
-    "arguments": write_python.arguments,
     "options": write_python.options,
-    "signature": write_python.signature,
-    "stubs": write_python.stubs,
-    "names": write_python.names,
-    "values": write_python.values,
+    "row_inputs": write_python.row_inputs,
     "copies": write_c.copies,
 }
 # What PyTorch's names are in JAX, which has no 64 bits unless it is told to.
@@ -106,7 +102,8 @@ def outputs(table: Table, root: Path) -> dict[Path, str]:
     """What the files should hold."""
     found = dict[Path, str]()
     for path in sorted(path for pattern in WITH_REGIONS for path in root.glob(pattern)):
-        if " generated: " in (text := path.read_text()):
+        text = path.read_text()
+        if " generated: " in text or write_python.TAKES.search(text):
             found[path] = with_regions(str(path.relative_to(root)), text, table)
     whole = "".join(found.values())
     for name in [

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,15 +151,10 @@ class Table:
         return [self.logit, self.linear, *self.functions]
 
     def options_of(self, name: str, without: str | None) -> tuple[list[Option], Function]:
-        """The options that callers may give to a function, but for those named, "a, b"; and the function, of a name "linear_..."
-        with the teacher's head in the place of its logits."""
+        """The options that callers may give to a function, but for those named, "a, b"; and the function."""
         functions = {function.name: function for function in self.functions}
-        if (function := functions.get(name.removeprefix("linear_"))) is None:
+        if (function := functions.get(name)) is None:
             raise TableError(f"no function {name}, there are {', '.join(functions)}")
-        if name != function.name:
-            head = [tensor for tensor in self.tensors if tensor.group == "teacher_head"]
-            parts = (head if t.group == "teacher_logits" else [t] for t in function.tensors)
-            function = replace(function, tensors=[*chain.from_iterable(parts)])
         options = [*self.logit.named, *function.named]
         left_out = without.split(", ") if without else []
         if unknown := set(left_out) - {option.name for option in options}:

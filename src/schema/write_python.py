@@ -7,61 +7,28 @@ import textwrap
 from collections.abc import Sequence
 
 from option_table import Enum, Function, Option, Struct, Table, TableError
-from write_c import packed
 
-_TYPES = {"double": "float", "scalar": "Number", "int64": "int", "flag": "bool"}
-_ARGUMENTS = re.compile(r"# generated: (?:arguments|signature) of (\w+)(?: but ([\w, ]+))?\n")
+_TYPES = {"double": "float", "scalar": "float | Array", "int64": "int", "flag": "bool"}
+# Which function's arguments a public function takes.
+TAKES = re.compile(r"\*\*options: Unpack\[(\w+)Arguments\[")
 _BLOCK = re.compile(r"(?m)^(    (Options|Tensors|Values of (\w+))\b[^\n]*:\n)(?:        [^\n]*\n)*")
+# The only one that a divergence knows is that of the logits.
+_NOT_IN_PYTHON = {name: "temperature_on" for name in ("distillation", "sparse_distillation")}
 
 
-def _argument(option: Option, function: Function, value: str = "") -> str:
-    """name: type = default. With presets each is None where it was not given."""
-    kind, default = _TYPES.get(option.type, "str"), option.default
-    if option.absent or function.presets:
-        kind, default = f"{kind} | None", None
-    elif kind in ("float", "Number"):
-        default = float(default or 0)
-    text = f'"{default}"' if isinstance(default, str) else str(default)
-    return f"{option.name}: {kind} = {value or text},"
+def options(options: Sequence[Option], function: Function) -> list[str]:
+    """Fields of a TypedDict. With presets each is None where it was not given."""
+    types = {option.name: _TYPES.get(option.type, "str") for option in options}
+    absent = {option.name for option in options if option.absent or function.presets}
+    left_out = _NOT_IN_PYTHON.get(function.name)
+    none = {name: " | None" * (name in absent) for name in types}
+    return [f"{name}: {kind}{none[name]}" for name, kind in types.items() if name != left_out]
 
 
-def options(options: Sequence[Option], function: Function, value: str = "") -> list[str]:
-    """Of a signature, a line each."""
-    return [_argument(option, function, value) for option in options]
-
-
-def arguments(given: Sequence[Option], function: Function, value: str = "") -> list[str]:
-    """The same, with the tensors that may go with the rows, and the preset, before them."""
-    names = [f"{tensor.name}: Tensor" for tensor in function.row_inputs]
-    names += ["preset: str"] if function.presets else []
-    before = [f"{name} | None = {value or None}," for name in names]
-    return before + options(given, function, value)
-
-
-def signature(options: Sequence[Option], function: Function) -> list[str]:
-    """The same, as many on a line as fit."""
-    return packed(arguments(options, function), 126)
-
-
-def stubs(options: Sequence[Option], function: Function) -> list[str]:
-    """The same of an overload, which is for type checkers alone."""
-    return packed(arguments(options, function, "..."), 126)
-
-
-def names(options: Sequence[Option], function: Function) -> list[str]:
-    """The same of a call that hands them on."""
-    given = [line.partition(":")[0] for line in arguments(options, function)]
-    return packed([f"{name}={name}," for name in given], 118)
-
-
-def values(options: Sequence[Option], function: Function) -> list[str]:
-    """Entries of a dictionary, of all inputs but the logits and of the options, in PyTorch's names."""
-    inputs = [
-        t for t in function.tensors if t.role == "input" and not t.type and t.name != "logits"
-    ]
-    found = [(tensor.name, tensor.in_torch or tensor.name) for tensor in inputs]
-    found += [(option.name, option.name) for option in options]
-    return [f'"{name}": {given},' for name, given in found]
+def row_inputs(_: Sequence[Option], function: Function) -> list[str]:
+    """The tensors that may go with the rows, and the preset."""
+    names = [f"{tensor.name}: Array | None" for tensor in function.row_inputs]
+    return names + ["preset: str | None"] * bool(function.presets)
 
 
 def names_in_torch(table: Table) -> str:
@@ -118,14 +85,15 @@ def _entries(
 
 
 def with_docstrings(text: str, table: Table, in_jax: bool) -> str:
-    """A docstring's blocks "Options...:" are of the function whose arguments are generated before them. JAX's say which options
-    may be traced."""
+    """A docstring's blocks "Options...:" are of the function whose arguments are taken before them. JAX's say which options may
+    be traced."""
 
     def block(match: re.Match[str]) -> str:
-        above = list(_ARGUMENTS.finditer(text, 0, match.start()))
+        above = TAKES.findall(text, 0, match.start())
         if not above:
-            raise TableError(f"{match[2]} in a docstring before any generated arguments")
-        options, function = table.options_of(above[-1][1], above[-1][2])
+            raise TableError(f"{match[2]} in a docstring before any arguments")
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", above[-1]).lower()
+        options, function = table.options_of(name, _NOT_IN_PYTHON.get(name))
         return match[1] + "".join(_entries(match[2], match[3], options, function, in_jax))
 
     return _BLOCK.sub(block, text)

@@ -15,7 +15,7 @@ Z_LOSS = (
     'z_loss = { type = "double", default = 0, range = ">= 0", doc = "zeta: adds zeta * lse^2" }'
 )
 OPTIONS = "function.cross_entropy.options"
-VALUES = "    # generated: arguments of {}\n    # end of generated\n    Values of {}:\n"
+VALUES = "    **options: Unpack[{}Arguments[Tensor]],\n    Values of {}:\n"
 
 
 def test_generating_again_changes_nothing() -> None:
@@ -88,22 +88,26 @@ def test_a_region_that_nothing_fills_or_no_file_has_is_named(tmp_path: Path) -> 
         generate.with_regions("file", "// generated: options\n", table)
     for name, message in [
         ("enums tail, nothing", "no enum nothing, there are temperature_on, "),
-        ("arguments of nothing", "no function nothing, there are logprobs, "),
-        ("values of logprobs but z_loss", "logprobs has no option z_loss"),
+        ("row_inputs of nothing", "no function nothing, there are logprobs, "),
+        ("options of logprobs but z_loss", "logprobs has no option z_loss"),
     ]:
         with pytest.raises(TableError, match=f"file: {message}"):
             generate.with_regions("file", f"# generated: {name}\n# end of generated\n", table)
     for name in ("tail", "softcap"):
         with pytest.raises(TableError, match=f"f.py: logprobs has no option {name} with values"):
-            generate.with_regions("f.py", VALUES.format("logprobs", name), table)
+            generate.with_regions("f.py", VALUES.format("Logprobs", name), table)
 
 
-def test_python_gets_arguments_what_is_said_of_them_and_their_values() -> None:
-    of = "of soft_cross_entropy but temperature, valid_vocab"
-    text = f'''
-def f(
-    # generated: arguments {of}
+def test_python_gets_the_types_of_arguments_and_what_is_said_of_them() -> None:
+    text = '''
+class Arguments:
+    # generated: row_inputs of soft_cross_entropy
     # end of generated
+    # generated: options of soft_cross_entropy but temperature, valid_vocab
+    # end of generated
+
+def f(
+    **options: Unpack[SoftCrossEntropyArguments[Tensor]],
 ):
     """F.
 
@@ -113,47 +117,39 @@ def f(
 
     More.
     """
-    return {{
-        # generated: values {of}
-        # end of generated
-    }}
 '''
     made = generate.with_regions("f.py", text, read(TEXT))
-    assert "    ignore_index: int = -100,\n    label_smoothing: float = 0.0,\n" in made
-    assert "    num_items: Number | None = None,\n" in made
+    fields, said = made.split("\ndef f(")
+    assert "    ignore_index: int\n    label_smoothing: float\n" in fields
+    assert "    num_items: float | Array | None\n" in fields
+    assert "temperature:" not in fields and "valid_vocab:" not in fields
+    rows = "    mask: Array | None\n    token_weights: Array | None\n    allowed: Array | None\n"
+    assert f"generated: row_inputs of soft_cross_entropy\n{rows}    # end" in fields
     assert (
-        "    Options of f:\n        logit_scale: multiplies the logits; > 0; default 1.\n" in made
+        "    Options of f:\n        logit_scale: multiplies the logits; > 0; default 1.\n" in said
     )
     assert (
         "        num_items: mean's denominator; >= 0; None: the weights are summed; only with"
-        in made
+        in said
     )
-    rows = "    mask: Tensor | None = None,\n    token_weights: Tensor | None = None,\n"
-    rows += "    allowed: Tensor | None = None,\n"
-    assert f"{rows}    logit_scale: float = 1.0,\n" in made
-    inputs = ("target_probs", "target"), ("labels", "target"), ("mask", "mask")
-    assert "".join(f'        "{name}": {given},\n' for name, given in inputs) in made
-    assert '        "label_smoothing": label_smoothing,\n        "num_items": num_items,\n' in made
-    assert "        mask: [...] or flat [N], any numbers; rows with 0 are neither read" in made
+    assert "        mask: [...] or flat [N], any numbers; rows with 0 are neither read" in said
     assert "labels:" not in made and "target_probs:" not in made
-    assert "temperature:" not in made and '"valid_vocab"' not in made
     assert generate.with_regions("f.py", made, read(TEXT)) == made
-    of_jax = generate.with_regions("tileloss/jax/f.py", text, read(TEXT))
-    assert rows.replace("Tensor", "Array") in of_jax
-    made = generate.with_regions("f.py", VALUES.format("sparse_distillation", "tail"), read(TEXT))
+    assert "default 1; static.\n" in generate.with_regions("tileloss/jax/f.py", text, read(TEXT))
+    made = generate.with_regions("f.py", VALUES.format("SparseDistillation", "tail"), read(TEXT))
     assert "    Values of tail:\n        lump: as one more class: " in made
-
-
-def test_a_function_of_heads_has_the_teachers_in_place_of_its_logits() -> None:
-    region = "# generated: {} of {}\n# end of generated\n"
-    text = region.format("values", "linear_distillation") + region.format("options", "policy_loss")
-    text += region.format("arguments", "policy_loss")
+    text = VALUES.format("SparseDistillation", "tail").replace("Values of tail", "Options")
     made = generate.with_regions("f.py", text, read(TEXT))
-    assert '"teacher_hidden": teacher_input,\n"teacher_head": teacher_weight,\n' in made
-    assert '"teacher_bias": teacher_bias,\n' in made and "teacher_logits" not in made
-    own, of_all = made.split("# generated: arguments")
-    assert "preset" not in own and "mask: Tensor" not in own
-    assert "allowed: Tensor | None = None,\npreset: str | None = None,\n" in of_all
+    assert "        temperature: T" in made and "temperature_on" not in made
+
+
+def test_with_presets_an_option_may_be_left_to_them() -> None:
+    region = "# generated: {} of policy_loss\n# end of generated\n"
+    text = region.format("options") + region.format("row_inputs")
+    made = generate.with_regions("f.py", text, read(TEXT))
+    own, of_rows = made.split("# generated: row_inputs")
+    assert "preset" not in own and "mask" not in own and "temperature: float | Array | None" in own
+    assert "allowed: Array | None\npreset: str | None\n" in of_rows
 
 
 def test_comments_stand_as_clang_format_has_them() -> None:

@@ -48,9 +48,7 @@ def test_only_what_needs_a_gradient_is_computed(needs_grad: tuple[bool, ...]) ->
     problem = head_problem("VH", jnp.float32, jnp.float32, has_bias=True)
     spec = problem.spec._replace(needs_grad=needs_grad)
     given, rows = problem.held_against(), problem.rows()
-    shapes = jax.eval_shape(
-        lambda x: tpu.backward(x, given, rows, problem.transform, spec), problem.operand
-    )
+    shapes = jax.eval_shape(lambda x: tpu.backward(x, given, rows, spec), problem.operand)
     assert tuple(x is not None for x in shapes) == (*needs_grad, False, False)
 
 

@@ -196,9 +196,14 @@ def test_one_label_in_a_dimension_of_its_own_has_the_bits_of_one() -> None:
 
 def test_no_labels_at_all() -> None:
     x, labels = batch()
-    rows = logprobs(x, labels[..., None][..., :0], outputs=("logp", "lse"))
-    assert rows.logp.shape == (2, 11, 0)
-    assert not rows.lse.any()
+    none, outputs = labels[..., None][..., :0], ("logp", "lse")
+    head = torch.eye(x.shape[-1])
+    for rows in (
+        logprobs(x, none, outputs=outputs),
+        linear_logprobs(x, head, none, outputs=outputs),
+    ):
+        assert rows.logp.shape == (2, 11, 0)
+        assert not rows.lse.any()
 
 
 def test_several_labels_in_a_graph_and_in_place() -> None:

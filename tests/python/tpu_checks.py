@@ -30,12 +30,11 @@ from tileloss.jax._sweeps.operands import (
 )
 from tileloss.jax._sweeps.tpu import calls, head, logits
 from tileloss.jax._sweeps.tpu.blocks import Blocks
-from tileloss.jax._sweeps.transform import LogitTransform
+from tileloss.jax._sweeps.transform import IDENTITY, LogitTransform
 
 BLOCKS = Blocks(16, 128)
 ROWS, COLUMNS = 21, 300  # one whole block of rows and one of 5; two tiles of columns and one of 44
 CORES = 2
-PLAIN = LogitTransform(1.0, 0.0, 1.0)
 
 
 @contextmanager
@@ -78,7 +77,7 @@ class SweepProblem:
     logits: np.ndarray  # float64 [N, V] of the operand
     labels: np.ndarray
     spec: Spec
-    transform: LogitTransform = PLAIN
+    transform: LogitTransform = IDENTITY
     weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -144,17 +143,16 @@ class SweepProblem:
     def held_against(self) -> Target:
         weights = {} if self.weights is None else {"class_weights": self.weights}
         arrays = {name: jnp.asarray(c, jnp.float32) for name, c in weights.items()}
-        return Target(jnp.asarray(self.labels, jnp.int32), arrays)
+        labels = jnp.asarray(self.labels, jnp.int32)
+        return Target(labels, arrays, transform=self.transform)
 
     def run_forward(self) -> RowState:
         given = self.held_against()
-        return jax.jit(lambda x: tpu.forward(x, given, self.transform, self.spec))(self.operand)
+        return jax.jit(lambda x: tpu.forward(x, given, self.spec))(self.operand)
 
     def run_backward(self) -> Operand:
         given, rows = self.held_against(), self.rows()
-        return jax.jit(lambda x: tpu.backward(x, given, rows, self.transform, self.spec))(
-            self.operand
-        )
+        return jax.jit(lambda x: tpu.backward(x, given, rows, self.spec))(self.operand)
 
 
 def assert_forward_agrees(problem: SweepProblem, tolerance: float = 2e-6) -> None:
@@ -214,7 +212,7 @@ def head_problem(
     padding: int = 0,
     weights: bool = False,
     spec: Spec | None = None,
-    transform: LogitTransform = PLAIN,
+    transform: LogitTransform = IDENTITY,
 ) -> SweepProblem:
     """Numbers of so few bits that the logits are exact in every type. Rows that are not used hold NaN, and so does the padding of
     the vocabulary."""

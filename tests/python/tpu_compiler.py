@@ -70,19 +70,16 @@ def _options(spec: Spec) -> tuple[Any, Any]:
     return shape(jnp.float32) if has_all else None, shape(jnp.float32, COLUMNS) if has_all else None
 
 
-def _transform(temperature: Any) -> LogitTransform:
+def _target(labels: Any, temperature: Any, weights: Any) -> Target:
+    given = {} if weights is None else {"class_weights": weights}
     if temperature is None:
-        return LogitTransform(1.0, 0.0, 1.0)
-    return LogitTransform(1.0, 30.0, temperature)
-
-
-def _target(labels: Any, weights: Any) -> Target:
-    return Target(labels, {} if weights is None else {"class_weights": weights})
+        return Target(labels, given)
+    return Target(labels, given, transform=LogitTransform(1.0, 30.0, temperature))
 
 
 def forward(chip: str, operand: Operand, spec: Spec, rows: int = ROWS) -> Any:
     def run(x: Operand, labels: Any, temperature: Any, weights: Any) -> RowState:
-        return tpu.forward(x, _target(labels, weights), _transform(temperature), spec)
+        return tpu.forward(x, _target(labels, temperature, weights), spec)
 
     return compiled(chip, run, operand, shape(jnp.int32, rows), *_options(spec))
 
@@ -93,7 +90,7 @@ def backward(
     def run(
         x: Operand, labels: Any, given: BackwardRows, temperature: Any, weights: Any
     ) -> Operand:
-        return tpu.backward(x, _target(labels, weights), given, _transform(temperature), spec)
+        return tpu.backward(x, _target(labels, temperature, weights), given, spec)
 
     floats = shape(jnp.float32, rows)
     given = BackwardRows(

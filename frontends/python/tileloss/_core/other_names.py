@@ -1,4 +1,5 @@
-"""Arguments by the names that other libraries have for them: refused with the name that stands for them here.
+"""What the public functions say of their arguments: their signature, and arguments by the names that other libraries have for
+them, which are refused with the name that stands for them here.
 
 docs/users/coming-from.md has the whole table, with where defaults differ.
 """
@@ -7,8 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Container
 from typing import Any, TypeVar, cast
+
+from tileloss._core.functions import FLAG, FUNCTIONS
 
 _WEIGHTS, _SAMPLER = "label_weight divergence_weight", "sampler_logp sampler_correction"
 # By the other name: names here, of which a function names those that it has.
@@ -47,24 +51,48 @@ _ELSEWHERE = {
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
+_OPTIONS = re.compile(r"Unpack\[((\w+)(?:Arguments|Options))\[(\w+)\]\]")
 
 
 def explains_names(function: F) -> F:
-    """The function, with a hint in the TypeError of an argument that it does not have."""
-    known = tuple(inspect.signature(function).parameters)
+    """A function with ``**options`` of arguments.py: with a signature that names them, and a hint in the TypeError of an argument
+    that it does not have."""
+    signature = _signature(function)
+    known = frozenset(signature.parameters)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                raise TypeError(_refusal(function.__name__, name, known))
+                raise TypeError(_refusal(function.__qualname__, name, known))
         return function(*args, **kwargs)
 
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return cast(F, call)
 
 
-def _refusal(function: str, name: str, known: tuple[str, ...]) -> str:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    *own, options = signature.parameters.values()
+    found = _OPTIONS.fullmatch(options.annotation)
+    assert found is not None
+    kind, title, array = found.groups()
+    described = FUNCTIONS[re.sub(r"(?<!^)(?=[A-Z])", "_", title).lower()]
+    places = {name: place for place, name in enumerate(described.options)}
+    taken = function.__globals__[kind].__annotations__.items()
+    for name, annotation in sorted(taken, key=lambda item: places.get(item[0], -1)):
+        option, default = described.options.get(name), None
+        if option is not None and not option.may_be_absent and not described.presets:
+            default = False if option.choices == FLAG else option.usual
+        text = annotation.__forward_arg__.replace("Array", array)
+        parameter = inspect.Parameter(name, options.KEYWORD_ONLY, default=default, annotation=text)
+        own.append(parameter)
+    return signature.replace(parameters=own)
+
+
+def _refusal(function: str, name: str, known: Container[str]) -> str:
     here = [one for one in _HERE.get(name, "").split() if one in known]
-    hint = f"here that is {' and '.join(here)}" if here else _ELSEWHERE.get(name, "")
+    elsewhere = {} if "self" in known else _ELSEWHERE  # a module's calls take more
+    hint = f"here that is {' and '.join(here)}" if here else elsewhere.get(name, "")
     said = f"{function}() got an unexpected keyword argument {name!r}"  # as Python says it
     return f"{said}; {hint}" if hint else said

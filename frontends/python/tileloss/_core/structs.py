@@ -17,6 +17,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from typing import Any
 
 NONE, FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8 = range(7)
 CPU, CUDA = range(2)  # device types
@@ -25,29 +26,24 @@ INTERNAL = 7  # the status of a bug
 PASS_NAMES = ("forward", "backward", "value_and_grad", "from_row_state")
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, one after the other."""
+    return [(name, kind) for name in names.split()]
+
+
 class Matrix(Structure):
     _fields_ = [
         ("data", c_void_p),
-        ("rows", c_int64),
-        ("cols", c_int64),
-        ("row_stride", c_int64),
-        ("col_stride", c_int64),
-        ("dtype", c_int32),
-        ("device_type", c_int32),
-        ("device_index", c_int32),
-        ("reserved", c_int32),
+        *_fields(c_int64, "rows cols row_stride col_stride"),
+        *_fields(c_int32, "dtype device_type device_index reserved"),
     ]
 
 
 class Vector(Structure):
     _fields_ = [
         ("data", c_void_p),
-        ("size", c_int64),
-        ("stride", c_int64),
-        ("dtype", c_int32),
-        ("device_type", c_int32),
-        ("device_index", c_int32),
-        ("reserved", c_int32),
+        *_fields(c_int64, "size stride"),
+        *_fields(c_int32, "dtype device_type device_index reserved"),
     ]
 
 
@@ -59,19 +55,10 @@ class RowState(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("rows", c_int64),
-        ("max", c_void_p),
-        ("sum", c_void_p),
-        ("label_logit", c_void_p),
-        ("entropy_sum", c_void_p),
-        ("collision_sum", c_void_p),
-        ("smoothing_sum", c_void_p),
-        ("argmax", c_void_p),
+        *_fields(c_void_p, "max sum label_logit entropy_sum collision_sum smoothing_sum argmax"),
         ("smoothing_weight", c_double),
-        ("device_type", c_int32),
-        ("device_index", c_int32),
-        ("allowed_count", c_void_p),
-        ("allowed_weight", c_void_p),
-        ("label_logits", c_void_p),
+        *_fields(c_int32, "device_type device_index"),
+        *_fields(c_void_p, "allowed_count allowed_weight label_logits"),
         ("labels_per_row", c_int64),
     ]
 
@@ -80,41 +67,25 @@ class PairState(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("rows", c_int64),
-        ("teacher", c_void_p),
-        ("label", c_void_p),
-        ("divergence", c_void_p),
-        ("mean", c_void_p),
+        *_fields(c_void_p, "teacher label divergence mean"),
     ]
 
 
 class RowGroups(Structure):
-    _fields_ = [
-        ("rows", c_int64),
-        ("logits_stride", c_int64),
-        ("dlogits_stride", c_int64),
-        ("teacher_logits_stride", c_int64),
-    ]
+    _fields_ = _fields(c_int64, "rows logits_stride dlogits_stride teacher_logits_stride")
 
 
 class CpuPlanOptions(Structure):
     _fields_ = [
-        ("isa", c_int32),
-        ("schedule", c_int32),
-        ("threads", c_int32),
-        ("reserved", c_int32),
-        ("row_block", c_int64),
-        ("vocab_block", c_int64),
-        ("chunk_columns", c_int64),
+        *_fields(c_int32, "isa schedule threads reserved"),
+        *_fields(c_int64, "row_block vocab_block chunk_columns"),
     ]
 
 
 class CudaPlanOptions(Structure):
     _fields_ = [
-        ("kernel", c_int32),
-        ("schedule", c_int32),
-        ("row_block", c_int64),
-        ("vocab_block", c_int64),
-        ("chunk_columns", c_int64),
+        *_fields(c_int32, "kernel schedule"),
+        *_fields(c_int64, "row_block vocab_block chunk_columns"),
     ]
 
 
@@ -133,15 +104,8 @@ class PlanBuffer(Structure):
 
 class CpuPlan(Structure):
     _fields_ = [
-        ("isa", c_int32),
-        ("schedule", c_int32),
-        ("threads", c_int32),
-        ("reserved", c_int32),
-        ("row_block", c_int64),
-        ("vocab_block", c_int64),
-        ("kept_columns", c_int64),
-        ("kept_rows", c_int64),
-        ("chunk_columns", c_int64),
+        *_fields(c_int32, "isa schedule threads reserved"),
+        *_fields(c_int64, "row_block vocab_block kept_columns kept_rows chunk_columns"),
         ("isa_note", c_char * 48),
     ]
 
@@ -157,10 +121,7 @@ class Plan(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("function", c_char * 32),
-        ("call_pass", c_int32),
-        ("device_type", c_int32),
-        ("device_index", c_int32),
-        ("reserved", c_int32),
+        *_fields(c_int32, "call_pass device_type device_index reserved"),
         ("workspace_bytes", c_int64),
         ("predicted_ms", c_double),
         ("fingerprint", c_uint64),
@@ -178,8 +139,7 @@ class Run(Structure):
         ("struct_size", c_size_t),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
-        ("executor", c_void_p),
-        ("stream", c_void_p),
+        *_fields(c_void_p, "executor stream"),
         ("merge", MergeFunction),
         ("merge_context", c_void_p),
     ]
@@ -191,13 +151,9 @@ class Field(Structure):
         ("type", c_int32),
         ("state_arrays", c_uint32),
         ("offset", c_size_t),
-        ("default_value", c_double),
-        ("minimum", c_double),
-        ("maximum", c_double),
-        ("exclusive_minimum", c_int32),
-        ("has_absent", c_int32),
-        ("choices", c_char_p),
-        ("only_with", c_char_p),
+        *_fields(c_double, "default_value minimum maximum"),
+        *_fields(c_int32, "exclusive_minimum has_absent"),
+        *_fields(c_char_p, "choices only_with"),
         ("only_with_choices", c_uint32),
     ]
 
@@ -206,10 +162,8 @@ class TensorInfo(Structure):
     _fields_ = [
         ("name", c_char_p),
         ("offset", c_size_t),
-        ("rank", c_int32),
-        ("role", c_int32),
-        ("dtypes", c_uint32),
-        ("passes", c_uint32),
+        *_fields(c_int32, "rank role"),
+        *_fields(c_uint32, "dtypes passes"),
         ("shape", c_char_p),
         ("state_arrays", c_uint32),
         ("is_required", c_int32),
@@ -219,21 +173,14 @@ class TensorInfo(Structure):
 class FunctionInfo(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
-        ("name", c_char_p),
-        ("loss", c_char_p),
-        ("is_loss", c_int32),
-        ("is_linear", c_int32),
+        *_fields(c_char_p, "name loss"),
+        *_fields(c_int32, "is_loss is_linear"),
         ("options_size", c_size_t),
         ("fields", POINTER(Field)),
         ("num_fields", c_int64),
         ("tensors", POINTER(TensorInfo)),
         ("num_tensors", c_int64),
-        ("args_size", c_size_t),
-        ("row_state_offset", c_size_t),
-        ("sequence_length_offset", c_size_t),
-        ("row_groups_offset", c_size_t),
-        ("presets", c_char_p),
-        ("metrics", c_char_p),
-        ("pair_state_offset", c_size_t),
-        ("labels_per_row_offset", c_size_t),
+        *_fields(c_size_t, "args_size row_state_offset sequence_length_offset row_groups_offset"),
+        *_fields(c_char_p, "presets metrics"),
+        *_fields(c_size_t, "pair_state_offset labels_per_row_offset"),
     ]

@@ -37,8 +37,11 @@ def known_utils() -> ModuleType:
     return utils
 
 
-def parameters_of(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    return () if function is None else tuple(inspect.signature(function).parameters)
+def parameters_of(function: Callable[..., Any] | None, is_ours: bool = False) -> tuple[str, ...]:
+    """``is_ours``: it wraps one of theirs."""
+    if function is None:
+        return ()
+    return tuple(inspect.signature(function, follow_wrapped=not is_ours).parameters)
 
 
 def check_parameters(path: str, found: Any, got: Sequence[str], expected: Sequence[str]) -> None:

@@ -23,52 +23,22 @@ class Spot(NamedTuple):
 
     trainer: str | None  # the class of which it is a method; None: the module's own name
     name: str
-    parameters: tuple[str, ...]  # TRL 1.16's
     stand_in: Callable[[Function], Function]  # made of TRL's own, for what TileLoss has no loss for
+    parameters: tuple[str, ...] = ()  # TRL 1.16's; (): those of the stand-in
 
 
 _JSD = ("student_logits", "teacher_logits", "labels", "beta", "temperature", "reduction")
-_SELF = Spot(
-    None,
-    "compute_full_logit_self_distillation_loss",
-    ("student_logits", "teacher_logits", "distillation_alpha"),
-    self_distillation,
-)
+_SELF = Spot(None, "compute_full_logit_self_distillation_loss", self_distillation)
 
 
 def _jsd_of(trainer: str, *more: str) -> Spot:
-    return Spot(trainer, "generalized_jsd_loss", (*_JSD, *more), generalized_jsd)
+    return Spot(trainer, "generalized_jsd_loss", generalized_jsd, (*_JSD, *more))
 
 
 # By module.
 SPOTS = {
-    "trl.trainer.sft_trainer": Spot(
-        "SFTTrainer",
-        "compute_loss",
-        ("self", "model", "inputs", "return_outputs", "num_items_in_batch"),
-        with_token_weights,
-    ),
-    "trl.trainer.distillation_trainer": Spot(
-        None,
-        "_chunked_divergence_loss",
-        (
-            "student_hidden_states",
-            "teacher_hidden_states",
-            "student_lm_head_weight",
-            "teacher_lm_head_weight",
-            "completion_mask",
-            "beta",
-            "num_items_in_batch",
-            "student_lm_head_bias",
-            "teacher_lm_head_bias",
-            "student_logit_scale",
-            "teacher_logit_scale",
-            "student_final_logit_softcapping",
-            "teacher_final_logit_softcapping",
-            "temperature",
-        ),
-        divergence_of_heads,
-    ),
+    "trl.trainer.sft_trainer": Spot("SFTTrainer", "compute_loss", with_token_weights),
+    "trl.trainer.distillation_trainer": Spot(None, "_chunked_divergence_loss", divergence_of_heads),
     "trl.experimental.gkd.gkd_trainer": _jsd_of("GKDTrainer", "num_items_in_batch"),
     "trl.experimental.gold.gold_trainer": _jsd_of(
         "GOLDTrainer", "logits_are_probs", "num_items_in_batch"
@@ -92,7 +62,8 @@ def replacement_in(module: ModuleType) -> Replacement:
     found: Any = vars(owner).get(spot.name)
     own: Any = found.__func__ if isinstance(found, staticmethod) else found
     path = ".".join(filter(None, (module.__name__, spot.trainer, spot.name)))
-    check_parameters(path, found, parameters_of(own), spot.parameters)
+    expected = spot.parameters or parameters_of(spot.stand_in(own), is_ours=True)
+    check_parameters(path, found, parameters_of(own), expected)
     function = spot.stand_in(own)
     is_static = isinstance(found, staticmethod)
     return Replacement(owner, spot.name, staticmethod(function) if is_static else function)

@@ -45,20 +45,6 @@ from tileloss.torch import linear_logprobs
 
 __all__ = ["LogProbFunction", "Patch", "is_patched", "patch", "unpatch"]
 
-# What LogProbFunction.apply has to take, in order: the parameters of TRL 1.16's function after
-# `ctx`.
-_PARAMETERS = (
-    "hidden",
-    "weight",
-    "bias",
-    "targets",
-    "temperature",
-    "chunk_size",
-    "final_logit_softcapping",
-    "logit_scale",
-    "outputs",
-)
-
 # TRL's names of the row outputs and ours, in the order in which TRL's function returns them.
 _ROW_OUTPUTS = {
     "log_probs": "logp",
@@ -70,7 +56,8 @@ _ROW_OUTPUTS = {
 
 
 class LogProbFunction:
-    """Stands in for TRL's `_ChunkedLogProbFunction`, which is called through `apply` alone."""
+    """Stands in for TRL's `_ChunkedLogProbFunction`, which is called through `apply` alone, with TRL 1.16's parameters after
+    `ctx`."""
 
     @staticmethod
     def apply(
@@ -212,8 +199,9 @@ def _known_utils() -> ModuleType:
     """trl.trainer.utils, after making sure that it is the one this module was written for."""
     utils = known_utils()
     function = getattr(utils, "_ChunkedLogProbFunction", None)
-    got = parameters_of(getattr(function, "forward", None))[1:]
-    check_parameters("trl.trainer.utils._ChunkedLogProbFunction", function, got, _PARAMETERS)
+    got, expected = getattr(function, "forward", None), parameters_of(LogProbFunction.apply)
+    path = "trl.trainer.utils._ChunkedLogProbFunction"
+    check_parameters(path, function, parameters_of(got)[1:], expected)
     for name in ("_use_triton", "DTensor"):
         if not callable(found := getattr(utils, name, None)):
             raise RuntimeError(

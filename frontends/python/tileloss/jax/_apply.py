@@ -163,9 +163,7 @@ def _in_one_pass(
         )
         return found
     rows = _weighted_rows(o, call)
-    outputs, gradient = value_and_grad(
-        x, _target(o, call), rows.factors, make_transform(options), spec
-    )
+    outputs, gradient = value_and_grad(x, _target(o, call), rows.factors, spec)
     return rows.results(options, outputs, call.outputs, is_weighted=True), gradient
 
 
@@ -173,11 +171,12 @@ def _target(o: Inputs, call: Call) -> Target:
     """As the sweeps take it."""
     options, mask = call.options_of(o), o.vectors.get("mask")
     labels, used, wrong = read_labels(o.labels, options, call.classes, mask)
+    transform = make_transform(options)
     none = ELSEWHERE if call.is_of_labels else 0  # of such rows the weights are NaN
     columns = jnp.where(used, jnp.where(wrong, none, labels), UNUSED).astype(jnp.int32)
     if call.is_of_labels:
-        return Target(columns, o.target)
-    return Target(columns, without_columns(o.target, used & ~wrong), options)
+        return Target(columns, o.target, transform=transform)
+    return Target(columns, without_columns(o.target, used & ~wrong), options, transform)
 
 
 def _sweep(call: Call, sweep: str, x: Operand, *arguments: Any) -> Any:
@@ -189,15 +188,14 @@ def _sweep(call: Call, sweep: str, x: Operand, *arguments: Any) -> Any:
 
 def _forward(x: Operand, o: Inputs, call: Call) -> tuple[Any, Inputs]:
     """The state, and the inputs with the label of each row that it knows."""
-    options = call.options_of(o)
-    transform = make_transform(options)
     if call.spec.has_slots:
+        options = call.options_of(o)
         columns, _ = columns_of(o.labels, options, call.classes)
         of = slot_logits if call.shards is None else call.shards.slot_logits
-        z = of(x, columns, transform, call.spec, o.target.get("allowed"))
+        z = of(x, columns, Target(o.labels, o.target, transform=make_transform(options)), call.spec)
         labels, slots = slots_of(o.labels, z, options, call.classes)
         o = o._replace(labels=labels, slots=slots)
-    return _sweep(call, "forward", x, _target(o, call), transform, call.spec), o
+    return _sweep(call, "forward", x, _target(o, call), call.spec), o
 
 
 def _backward(
@@ -226,11 +224,10 @@ def _backward(
         first = state.outputs[call.spec.outputs[0]]
         rows = TargetRows(jnp.where(jnp.isnan(first), jnp.nan, coefficients), state.state)
     spec = call.spec._replace(needs_grad=tuple(needs_grad))
-    transform = make_transform(options)
     target = _target(o, call)
     if target.allowed is not None and o.allowed is not None and call.is_of_labels:
         target = target.replaced(allowed=opened(target.allowed, o.allowed == 0))
-    gradient: Operand = _sweep(call, "backward", x, target, rows, transform, spec)
+    gradient: Operand = _sweep(call, "backward", x, target, rows, spec)
     return gradient
 
 

@@ -35,6 +35,7 @@ from tileloss.jax.allowed import allowed_classes, checked_allowed
 
 # By their names in tileloss_args, as the public functions have them.
 SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
+_IN_ABI = {"weight": "class_weights", "teacher": "teacher_logits"}
 _LAYOUTS = ("HV", "VH")
 Arrays = dict[str, Array]
 
@@ -77,6 +78,16 @@ class Call(NamedTuple):
 
     def options_of(self, o: Inputs) -> Options:
         return self.options._replace(arrays=o.arrays)
+
+
+def named(arguments: Mapping[str, Any]) -> tuple[Operand, dict[str, Any]]:
+    """The operand, and what else a public function was given, tensors by their names in tileloss_args. ``arguments``: all of its
+    own by name, its options apart."""
+    given = {_IN_ABI.get(name, name): x for name, x in arguments.items() if name != "options"}
+    given |= arguments["options"]
+    if "logits" in given:
+        return Logits(given.pop("logits")), given
+    return LmHead(*(given.pop(name) for name in ("hidden", "head", "bias"))), given
 
 
 def prepare(

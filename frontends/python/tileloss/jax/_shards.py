@@ -22,7 +22,6 @@ from tileloss.jax._devices import varying, varying_alike
 from tileloss.jax._rows.state import RowState, merge
 from tileloss.jax._sweeps.operands import ELSEWHERE, BackwardRows, Logits, Operand, Spec, Target
 from tileloss.jax._sweeps.slots import slot_logits
-from tileloss.jax._sweeps.transform import LogitTransform
 
 SLICES = 8
 _Run = Callable[..., Any]  # Choice.run
@@ -38,9 +37,7 @@ class Shards:
     width: int  # columns of a shard
     classes: int  # of the whole vocabulary, padding excluded
 
-    def forward(
-        self, run: _Run, operand: Operand, target: Target, transform: LogitTransform, spec: Spec
-    ) -> RowState:
+    def forward(self, run: _Run, operand: Operand, target: Target, spec: Spec) -> RowState:
         """The state of the whole vocabulary, and so are the target's classes and weights."""
         total = self.count * self.width
         slices = SLICES if SLICES % self.count == 0 and total % SLICES == 0 else self.count
@@ -48,7 +45,7 @@ class Shards:
             slices = self.count
         of_shard, width = slices // self.count, total // slices
         shard = lax.axis_index(self.axis)
-        operand, target, transform = self._here(operand, target, transform)
+        operand, target = self._here((operand, target))
 
         def state_of(i: int) -> RowState:
             start = shard * self.width + i * width
@@ -58,7 +55,7 @@ class Shards:
                 if columns == 0:
                     return varying_alike((here.empty(spec.sums), here.labels))[0]
                 part = spec._replace(first=i * width, columns=columns)
-                found = run("forward", operand, _first(here, columns), transform, part)
+                found = run("forward", operand, _first(here, columns), part)
                 return varying_alike((found, here.labels))[0]
 
             state: RowState = self._by_columns(start, width, sweep)
@@ -81,34 +78,21 @@ class Shards:
         whole, _ = lax.scan(lambda state, other: (merge(state, other), None), first, rest)
         return whole
 
-    def slot_logits(
-        self,
-        operand: Operand,
-        columns: Array,
-        transform: LogitTransform,
-        spec: Spec,
-        words: Array | None = None,
-    ) -> Array:
+    def slot_logits(self, operand: Operand, columns: Array, target: Target, spec: Spec) -> Array:
         """As that of one device: each shard has its own columns', 0 stands for the others'."""
-        operand, (columns, words), transform = self._here(operand, (columns, words), transform)
+        operand, columns, target = self._here((operand, columns, target))
         here = _columns_here(columns, lax.axis_index(self.axis) * self.width, self.width)
-        z = slot_logits(operand, jnp.where(here < 0, 0, here), transform, spec, words)
+        z = slot_logits(operand, jnp.where(here < 0, 0, here), target, spec)
         found: Array = self._sum(jnp.where(here < 0, 0.0, z))
         return found
 
     def backward(
-        self,
-        run: _Run,
-        operand: Operand,
-        target: Target,
-        rows: BackwardRows,
-        transform: LogitTransform,
-        spec: Spec,
+        self, run: _Run, operand: Operand, target: Target, rows: BackwardRows, spec: Spec
     ) -> Operand:
         """The gradient of this shard's columns, and of all hidden states: summed over the shards in float32."""
         start = lax.axis_index(self.axis) * self.width
         whole = operand
-        operand, (target, rows), transform = self._here(operand, (target, rows), transform)
+        operand, target, rows = self._here((operand, target, rows))
         here = self._columns_from(target, start, self.width)
         if rows.slots is not None:
             columns = _columns_here(rows.slots.columns, start, self.width)
@@ -121,7 +105,7 @@ class Shards:
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
                 return varying_alike((zeros, operand))[0]
             part = spec._replace(columns=columns)
-            return run("backward", operand, _first(here, columns), rows, transform, part)
+            return run("backward", operand, _first(here, columns), rows, part)
 
         gradient: Operand = self._by_columns(start, self.width, sweep)
         if isinstance(gradient, Logits):
@@ -138,18 +122,9 @@ class Shards:
         of it, as of a psum's, and JAX adds up dhidden; where it does, each has all of it."""
         return gradient if self._is_checked(operand) else self._sum(gradient)
 
-    def _here(
-        self, operand: Operand, tree: _Tree, transform: LogitTransform
-    ) -> tuple[Operand, _Tree, LogitTransform]:
+    def _here(self, tree: _Tree) -> _Tree:
         """What a sweep gets, all of it as varying over this axis too, as custom calls and loops want it."""
-        temperature = transform.temperature
-        traced = temperature if isinstance(temperature, Array) else None
-        operand, tree, traced, _ = varying_alike((operand, tree, traced, lax.axis_index(self.axis)))
-        return (
-            operand,
-            tree,
-            transform if traced is None else transform._replace(temperature=traced),
-        )
+        return varying_alike((tree, lax.axis_index(self.axis)))[0]
 
     def _sum(self, tree: Any) -> Any:
         return lax.psum(tree, self.axis)  # type: ignore[no-untyped-call]

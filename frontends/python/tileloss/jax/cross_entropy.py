@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.arguments import CrossEntropyArguments, LogprobsArguments
 from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
-from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._arguments import named
 from tileloss.jax._rows.stats import RowOutputs
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
 def cross_entropy(
     logits: Array, labels: Array, weight: Array | None = None, *, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
-    # generated: signature of cross_entropy
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None,
-    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    ignore_index: int = -100,
+    **options: Unpack[CrossEntropyArguments[Array]],
 ) -> Array:  # fmt: skip
     """Cross-entropy of logits and labels over the flattened leading dimensions.
 
@@ -77,15 +73,7 @@ def cross_entropy(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _cross_entropy(
-        Logits(logits), labels, class_weights=weight, grad_in_forward=grad_in_forward, implementation=implementation,
-        vocab_axis=vocab_axis,
-        # generated: names of cross_entropy
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index,
-        label_smoothing=label_smoothing, z_loss=z_loss, num_items=num_items, reduction=reduction,
-        # end of generated
-    )  # fmt: skip
+    return _cross_entropy(locals())
 
 
 @explains_names
@@ -94,12 +82,8 @@ def linear_cross_entropy(
     head_layout: str = "HV", weight: Array | None = None,
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
-    # generated: signature of cross_entropy
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, temperature_on: str = "logits", valid_vocab: int | None = None,
-    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    ignore_index: int = -100,
+    **options: Unpack[CrossEntropyArguments[Array]],
 ) -> Array:  # fmt: skip
     """`cross_entropy` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
@@ -120,25 +104,15 @@ def linear_cross_entropy(
     their dtypes; one that is not asked for costs nothing. Those of head, bias and B are summed in float32 and rounded once; a row
     whose label is out of range makes them NaN.
     """
-    return _cross_entropy(
-        LmHead(hidden, head, bias), labels, class_weights=weight, low_rank=low_rank, head_layout=head_layout,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
-        # generated: names of cross_entropy
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index,
-        label_smoothing=label_smoothing, z_loss=z_loss, num_items=num_items, reduction=reduction,
-        # end of generated
-    )  # fmt: skip
+    return _cross_entropy(locals())
 
 
 @explains_names
 def logprobs(
     logits: Array, labels: Array, *, outputs: Iterable[str] = ("logp",), implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: signature of logprobs
-    allowed: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0,
-    temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
-    # end of generated
+    ignore_index: int = -100,
+    **options: Unpack[LogprobsArguments[Array]],
 ) -> RowOutputs:  # fmt: skip
     """Row outputs of the softmax at the labels: log-probability, log-sum-exp, entropy and more.
 
@@ -164,13 +138,8 @@ def logprobs(
     Returns:
         RowOutputs: arrays of the rows' shape, logp of the labels', None for what was not asked for.
     """
-    return RowOutputs(**apply(
-        "logprobs", Logits(logits), labels=labels, outputs=outputs, implementation=implementation, vocab_axis=vocab_axis,
-        # generated: names of logprobs
-        allowed=allowed, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
-        valid_vocab=valid_vocab, ignore_index=ignore_index,
-        # end of generated
-    ))  # fmt: skip
+    operand, given = named(locals())
+    return RowOutputs(**apply("logprobs", operand, **given))
 
 
 @explains_names
@@ -179,33 +148,27 @@ def linear_logprobs(
     head_layout: str = "HV",
     outputs: Iterable[str] = ("logp",), compute_dtype: DTypeLike | None = None, implementation: str | Iterable[str] | None = None,
     vocab_axis: str | None = None,
-    # generated: signature of logprobs
-    allowed: Array | None = None, logit_scale: float = 1.0, softcap: float = 0.0, temperature: Number = 1.0,
-    temperature_on: str = "logits", valid_vocab: int | None = None, ignore_index: int = -100,
-    # end of generated
+    ignore_index: int = -100,
+    **options: Unpack[LogprobsArguments[Array]],
 ) -> RowOutputs:  # fmt: skip
     """`logprobs` of the logits hidden @ head + bias, which are never held.
 
     Arguments and gradients: `linear_cross_entropy`, `logprobs`.
     """
-    return RowOutputs(**apply(
-        "logprobs", LmHead(hidden, head, bias), labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
-        compute_dtype=compute_dtype, implementation=implementation, vocab_axis=vocab_axis,
-        # generated: names of logprobs
-        allowed=allowed, logit_scale=logit_scale, softcap=softcap, temperature=temperature, temperature_on=temperature_on,
-        valid_vocab=valid_vocab, ignore_index=ignore_index,
-        # end of generated
-    ))  # fmt: skip
+    operand, given = named(locals())
+    return RowOutputs(**apply("logprobs", operand, **given))
 
 
-def _cross_entropy(operand: Operand, labels: Any, **given: Any) -> Array:
+def _cross_entropy(arguments: dict[str, Any]) -> Array:
     """With class probabilities in place of labels, as optax and `torch.nn.functional.cross_entropy` take them, a function of its
     own."""
+    operand, given = named(arguments)
+    labels = given["labels"]
     if labels is None or not jnp.issubdtype(jnp.asarray(labels).dtype, jnp.floating):
-        found: Array = apply("cross_entropy", operand, labels=labels, **given)["loss"]
+        found: Array = apply("cross_entropy", operand, **given)["loss"]
         return found
     if (axis := given["vocab_axis"]) is not None:
         raise ValueError(f"vocab_axis: expected None with class probabilities, got {axis!r}")
-    options = options_of_probabilities(given)
-    found = apply(OF_PROBABILITIES, operand, labels=None, target_probs=labels, **options)["loss"]
+    given = {**options_of_probabilities(given), "labels": None, "target_probs": labels}
+    found = apply(OF_PROBABILITIES, operand, **given)["loss"]
     return found

@@ -4,30 +4,23 @@ as inference servers hand them out, some."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.arguments import DistillationArguments, SparseDistillationArguments
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
-from tileloss.jax._rows.arithmetic import Number
+from tileloss.jax._arguments import named
 from tileloss.jax._rows.distillation import DistillationRows
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
 
 
 @explains_names
 def distillation(
     logits: Array, teacher: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
-    # generated: signature of distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
-    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0, label_temperature: Number | None = None, teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None, teacher_temperature: Number | None = None, num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Array]],
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
 
@@ -94,18 +87,7 @@ def distillation(
     Raises:
         TypeError, ValueError: while tracing, naming the argument, what was expected and what was given.
     """
-    return _distillation(
-        "distillation", Logits(logits), teacher_logits=teacher, labels=labels, outputs=outputs, grad_in_forward=grad_in_forward,
-        implementation=implementation,
-        # generated: names of distillation but temperature_on
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
-        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
-        label_temperature=label_temperature, teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap,
-        teacher_temperature=teacher_temperature, num_items=num_items,
-        scale_by_temperature_squared=scale_by_temperature_squared,
-        # end of generated
-    )  # fmt: skip
+    return _distillation("distillation", locals())
 
 
 @explains_names
@@ -115,14 +97,7 @@ def linear_distillation(
     head_layout: str = "HV", outputs: Iterable[str] = (),
     compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None,
-    # generated: signature of distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
-    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0, label_temperature: Number | None = None, teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None, teacher_temperature: Number | None = None, num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Array]],
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` of the logits hidden @ head + bias from teacher_hidden @ teacher_head + teacher_bias.
 
@@ -144,32 +119,14 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients are those of hidden, head, bias and low_rank, in
     their dtypes; one that is not asked for costs nothing. The teacher's are 0.
     """
-    return _distillation(
-        "distillation", LmHead(hidden, head, bias), teacher_hidden=teacher_hidden, teacher_head=teacher_head,
-        teacher_bias=teacher_bias, labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation,
-        # generated: names of distillation but temperature_on
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
-        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
-        label_temperature=label_temperature, teacher_logit_scale=teacher_logit_scale, teacher_softcap=teacher_softcap,
-        teacher_temperature=teacher_temperature, num_items=num_items,
-        scale_by_temperature_squared=scale_by_temperature_squared,
-        # end of generated
-    )  # fmt: skip
+    return _distillation("distillation", locals())
 
 
 @explains_names
 def sparse_distillation(
     logits: Array, teacher_ids: Array, teacher_logprobs: Array, labels: Array | None = None, *, outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
-    # generated: signature of sparse_distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
-    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0, label_temperature: Number | None = None, num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False, tail: str = "lump",
-    # end of generated
+    **options: Unpack[SparseDistillationArguments[Array]],
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`distillation` from a teacher of which only K columns of each row are known.
 
@@ -211,17 +168,7 @@ def sparse_distillation(
     The other arguments, the result and the errors: `distillation`. A row with an id beyond the valid columns, with one that is
     there twice, or with a logarithm above 0, is NaN, as one whose label is out of range.
     """
-    return _distillation(
-        "sparse_distillation", Logits(logits), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs, labels=labels,
-        outputs=outputs, grad_in_forward=grad_in_forward, implementation=implementation,
-        # generated: names of sparse_distillation but temperature_on
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
-        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
-        label_temperature=label_temperature, num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
-        tail=tail,
-        # end of generated
-    )  # fmt: skip
+    return _distillation("sparse_distillation", locals())
 
 
 @explains_names
@@ -230,35 +177,17 @@ def linear_sparse_distillation(
     bias: Array | None = None, low_rank: tuple[Array, Array] | None = None,
     head_layout: str = "HV", outputs: Iterable[str] = (), compute_dtype: DTypeLike | None = None,
     grad_in_forward: bool | None = None, implementation: str | Iterable[str] | None = None,
-    # generated: signature of sparse_distillation but temperature_on
-    mask: Array | None = None, token_weights: Array | None = None, allowed: Array | None = None, logit_scale: float = 1.0,
-    softcap: float = 0.0, temperature: Number = 1.0, valid_vocab: int | None = None, ignore_index: int = -100,
-    divergence: str = "forward_kl", reduction: str = "mean", beta: float = 0.5, label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0, label_temperature: Number | None = None, num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False, tail: str = "lump",
-    # end of generated
+    **options: Unpack[SparseDistillationArguments[Array]],
 ) -> Array | tuple[Array, DistillationRows]:  # fmt: skip
     """`sparse_distillation` of the logits hidden @ head + bias, held for some rows at a time alone.
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    return _distillation(
-        "sparse_distillation", LmHead(hidden, head, bias), teacher_ids=teacher_ids, teacher_logprobs=teacher_logprobs,
-        labels=labels, low_rank=low_rank, head_layout=head_layout, outputs=outputs, compute_dtype=compute_dtype,
-        grad_in_forward=grad_in_forward, implementation=implementation,
-        # generated: names of sparse_distillation but temperature_on
-        mask=mask, token_weights=token_weights, allowed=allowed, logit_scale=logit_scale, softcap=softcap,
-        temperature=temperature, valid_vocab=valid_vocab, ignore_index=ignore_index, divergence=divergence,
-        reduction=reduction, beta=beta, label_weight=label_weight, divergence_weight=divergence_weight,
-        label_temperature=label_temperature, num_items=num_items, scale_by_temperature_squared=scale_by_temperature_squared,
-        tail=tail,
-        # end of generated
-    )  # fmt: skip
+    return _distillation("sparse_distillation", locals())
 
 
-def _distillation(
-    loss: str, operand: Operand, **given: Any
-) -> Array | tuple[Array, DistillationRows]:
+def _distillation(loss: str, arguments: dict[str, Any]) -> Array | tuple[Array, DistillationRows]:
+    operand, given = named(arguments)
     found = apply(loss, operand, **given)
     of_rows = {name: x for name, x in found.items() if name != "loss"}
     return (found["loss"], DistillationRows(**of_rows)) if of_rows else found["loss"]

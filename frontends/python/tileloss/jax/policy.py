@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from tileloss._core.arguments import PolicyLossArguments
 from tileloss._core.other_names import explains_names
 from tileloss.jax._apply import apply
-from tileloss.jax._rows.arithmetic import Number
-from tileloss.jax._sweeps.operands import LmHead, Logits, Operand
+from tileloss.jax._arguments import named
 
 
 # fmt: off
@@ -21,67 +21,21 @@ def policy_loss(
     logits: Array, labels: Array, advantages: Array, *,
     return_metrics: Literal[False] = ..., grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
-    # generated: stubs of policy_loss
-    mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> Array: ...
 @overload
 def policy_loss(
     logits: Array, labels: Array, advantages: Array, *,
     return_metrics: Literal[True], grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
-    # generated: stubs of policy_loss
-    mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> tuple[Array, dict[str, Array]]: ...
 # fmt: on
 @explains_names
 def policy_loss(
     logits: Array, labels: Array, advantages: Array, *, return_metrics: bool = False, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
-    # generated: signature of policy_loss
-    mask: Array | None = None, sequence_offsets: Array | None = None, old_logp: Array | None = None,
-    ref_logp: Array | None = None, sampler_logp: Array | None = None, allowed: Array | None = None, preset: str | None = None,
-    logit_scale: float | None = None, softcap: float | None = None, temperature: Number | None = None,
-    temperature_on: str | None = None, valid_vocab: int | None = None, ignore_index: int | None = None, kind: str | None = None,
-    ratio_level: str | None = None, aggregation: str | None = None, advantage_level: str | None = None,
-    cispo_cap: str | None = None, epsilon_low: Number | None = None, epsilon_high: Number | None = None,
-    delta: Number | None = None, dual_clip: Number | None = None, cap_low: Number | None = None, tau_pos: float | None = None,
-    tau_neg: float | None = None, vespo_k_pos: float | None = None, vespo_lambda_pos: float | None = None,
-    vespo_k_neg: float | None = None, vespo_lambda_neg: float | None = None, log_ratio_clamp: float | None = None,
-    sampler_correction: str | None = None, sampler_level: str | None = None, sampler_min: float | None = None,
-    sampler_max: float | None = None, off_policy_threshold: float | None = None, entropy_quantile: float | None = None,
-    entropy_threshold: Number | None = None, beta: Number | None = None, kl_estimator: str | None = None,
-    kl_importance: bool | None = None, kl_log_ratio_clamp: float | None = None, kl_clamp: float | None = None,
-    entropy_coef: Number | None = None, entropy_reduction: str | None = None, num_items: Number | None = None,
-    max_length: int | None = None,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> Array | tuple[Array, dict[str, Array]]:  # fmt: skip
     """A policy loss of the GRPO family: with rho = exp(logp - old_logp), A the advantage, for each token
 
@@ -188,24 +142,7 @@ def policy_loss(
     Raises:
         As `tileloss.jax.cross_entropy`.
     """
-    return _policy_loss(
-        Logits(logits), labels, advantages, return_metrics=return_metrics, grad_in_forward=grad_in_forward,
-        implementation=implementation, vocab_axis=vocab_axis,
-        # generated: names of policy_loss
-        mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
-        allowed=allowed, preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level,
-        aggregation=aggregation, advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high, delta=delta, dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg,
-        vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg,
-        vespo_lambda_neg=vespo_lambda_neg, log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction,
-        sampler_level=sampler_level, sampler_min=sampler_min, sampler_max=sampler_max,
-        off_policy_threshold=off_policy_threshold, entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold,
-        beta=beta, kl_estimator=kl_estimator, kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp,
-        kl_clamp=kl_clamp, entropy_coef=entropy_coef, entropy_reduction=entropy_reduction, num_items=num_items,
-        max_length=max_length,
-        # end of generated
-    )  # fmt: skip
+    return _policy_loss(locals())
 
 
 # fmt: off
@@ -215,22 +152,7 @@ def linear_policy_loss(
     low_rank: tuple[Array, Array] | None = ..., head_layout: str = ...,
     return_metrics: Literal[False] = ..., compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
-    # generated: stubs of policy_loss
-    mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> Array: ...
 @overload
 def linear_policy_loss(
@@ -238,22 +160,7 @@ def linear_policy_loss(
     low_rank: tuple[Array, Array] | None = ..., head_layout: str = ...,
     return_metrics: Literal[True], compute_dtype: DTypeLike | None = ..., grad_in_forward: bool | None = ...,
     implementation: str | Iterable[str] | None = ..., vocab_axis: str | None = ...,
-    # generated: stubs of policy_loss
-    mask: Array | None = ..., sequence_offsets: Array | None = ..., old_logp: Array | None = ...,
-    ref_logp: Array | None = ..., sampler_logp: Array | None = ..., allowed: Array | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> tuple[Array, dict[str, Array]]: ...
 # fmt: on
 @explains_names
@@ -262,56 +169,22 @@ def linear_policy_loss(
     low_rank: tuple[Array, Array] | None = None, head_layout: str = "HV",
     return_metrics: bool = False, compute_dtype: DTypeLike | None = None, grad_in_forward: bool | None = None,
     implementation: str | Iterable[str] | None = None, vocab_axis: str | None = None,
-    # generated: signature of policy_loss
-    mask: Array | None = None, sequence_offsets: Array | None = None, old_logp: Array | None = None,
-    ref_logp: Array | None = None, sampler_logp: Array | None = None, allowed: Array | None = None, preset: str | None = None,
-    logit_scale: float | None = None, softcap: float | None = None, temperature: Number | None = None,
-    temperature_on: str | None = None, valid_vocab: int | None = None, ignore_index: int | None = None, kind: str | None = None,
-    ratio_level: str | None = None, aggregation: str | None = None, advantage_level: str | None = None,
-    cispo_cap: str | None = None, epsilon_low: Number | None = None, epsilon_high: Number | None = None,
-    delta: Number | None = None, dual_clip: Number | None = None, cap_low: Number | None = None, tau_pos: float | None = None,
-    tau_neg: float | None = None, vespo_k_pos: float | None = None, vespo_lambda_pos: float | None = None,
-    vespo_k_neg: float | None = None, vespo_lambda_neg: float | None = None, log_ratio_clamp: float | None = None,
-    sampler_correction: str | None = None, sampler_level: str | None = None, sampler_min: float | None = None,
-    sampler_max: float | None = None, off_policy_threshold: float | None = None, entropy_quantile: float | None = None,
-    entropy_threshold: Number | None = None, beta: Number | None = None, kl_estimator: str | None = None,
-    kl_importance: bool | None = None, kl_log_ratio_clamp: float | None = None, kl_clamp: float | None = None,
-    entropy_coef: Number | None = None, entropy_reduction: str | None = None, num_items: Number | None = None,
-    max_length: int | None = None,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Array]],
 ) -> Array | tuple[Array, dict[str, Array]]:  # fmt: skip
     """`policy_loss` of the logits hidden @ head + bias, which are never held: they exist a tile of columns at a time.
 
     Args: the head's as `tileloss.jax.linear_cross_entropy`, the loss's as `policy_loss`; [B, T, H] hidden states go with [B, T]
     tokens. Tokens that are masked or ignored may hold NaN.
     """
-    return _policy_loss(
-        LmHead(hidden, head, bias), labels, advantages, low_rank=low_rank, head_layout=head_layout, return_metrics=return_metrics,
-        compute_dtype=compute_dtype, grad_in_forward=grad_in_forward, implementation=implementation, vocab_axis=vocab_axis,
-        # generated: names of policy_loss
-        mask=mask, sequence_offsets=sequence_offsets, old_logp=old_logp, ref_logp=ref_logp, sampler_logp=sampler_logp,
-        allowed=allowed, preset=preset, logit_scale=logit_scale, softcap=softcap, temperature=temperature,
-        temperature_on=temperature_on, valid_vocab=valid_vocab, ignore_index=ignore_index, kind=kind, ratio_level=ratio_level,
-        aggregation=aggregation, advantage_level=advantage_level, cispo_cap=cispo_cap, epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high, delta=delta, dual_clip=dual_clip, cap_low=cap_low, tau_pos=tau_pos, tau_neg=tau_neg,
-        vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg,
-        vespo_lambda_neg=vespo_lambda_neg, log_ratio_clamp=log_ratio_clamp, sampler_correction=sampler_correction,
-        sampler_level=sampler_level, sampler_min=sampler_min, sampler_max=sampler_max,
-        off_policy_threshold=off_policy_threshold, entropy_quantile=entropy_quantile, entropy_threshold=entropy_threshold,
-        beta=beta, kl_estimator=kl_estimator, kl_importance=kl_importance, kl_log_ratio_clamp=kl_log_ratio_clamp,
-        kl_clamp=kl_clamp, entropy_coef=entropy_coef, entropy_reduction=entropy_reduction, num_items=num_items,
-        max_length=max_length,
-        # end of generated
-    )  # fmt: skip
+    return _policy_loss(locals())
 
 
-def _policy_loss(
-    operand: Operand, labels: Any, advantages: Any, *, advantage_level: str | None, **given: Any
-) -> Array | tuple[Array, dict[str, Array]]:
-    if advantage_level is None:
+def _policy_loss(arguments: dict[str, Any]) -> Array | tuple[Array, dict[str, Array]]:
+    operand, given = named(arguments)
+    if given.get("advantage_level") is None:
         # [B, 1] of [B, 1] labels: either. numpy's shape, as JAX refuses None before `apply` can say what is missing.
-        of_labels, shape = np.shape(labels), np.shape(advantages)
-        advantage_level = "token" if len(of_labels) > 1 and shape == of_labels else "sequence"
-    given |= {"labels": labels, "advantages": advantages, "advantage_level": advantage_level}
+        of_labels, shape = np.shape(given["labels"]), np.shape(given["advantages"])
+        is_token = len(of_labels) > 1 and shape == of_labels
+        given["advantage_level"] = "token" if is_token else "sequence"
     found = apply("policy_loss", operand, **given)
     return (found["loss"], found["metrics"]) if "metrics" in found else found["loss"]

@@ -113,7 +113,9 @@ def _never_in_place(setup: Setup) -> Setup:
     return wrapper
 
 
-def _padded(backward: Backward) -> Backward:
+def padded(backward: Backward) -> Backward:
+    """With None for the inputs behind those that the backward has gradients of."""
+
     def wrapper(ctx: Ctx, *grads: Tensor | None) -> Gradients:
         gradients = backward(ctx, *grads)
         return *gradients, *(None,) * (ctx.num_inputs - len(gradients))
@@ -140,14 +142,14 @@ def _define_function(name: str, setup: Setup, backward: Backward, unseen: int = 
             output = output[:-unseen] if len(output) > unseen + 1 else output[0]
         return output
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(_padded(once(backward)))}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(padded(once(backward)))}
     FUNCTIONS[name] = type(f"tileloss_{name}", (torch.autograd.Function,), methods)
 
 
 def _register_operator(name: str, setup: Setup, backward: Backward) -> None:
     """The same formula for the operator itself, as torch.compile sees it."""
     torch.library.register_autograd(
-        f"tileloss::{name}", _padded(once(backward)), setup_context=_never_in_place(setup)
+        f"tileloss::{name}", padded(once(backward)), setup_context=_never_in_place(setup)
     )
 
 

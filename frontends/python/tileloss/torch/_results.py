@@ -70,11 +70,11 @@ def results_of(
     function: str,
     student: Unchecked,
     given: Mapping[str, Value],
-    *,
-    preset: str = "",
     outputs: tuple[str, ...] = (),
     grad_in_forward: bool | None = False,
     inplace_backward: bool = False,
+    *,
+    preset: str = "",
 ) -> dict[str, Tensor]:
     """The loss, and the outputs that were asked for, by their names in the ABI; others are empty, or None. ``function``: its name
     from logits. ``given``: all tensors but the student's, and options, by their names in the ABI."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import CrossEntropyArguments, LogprobsArguments
 from tileloss._core.functions import OF_PROBABILITIES, options_of_probabilities
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
@@ -21,8 +22,6 @@ from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch._results import results_of
 
-Number = float | Tensor
-
 
 def _rows(
     student: Unchecked,
@@ -35,9 +34,7 @@ def _rows(
     slots = empty_slots(given["labels"], student[1][0], given["ignore_index"])
     if slots is not None:
         given["labels"] = slots
-    results = results_of(
-        "logprobs", student, given, outputs=names, inplace_backward=inplace_backward
-    )
+    results = results_of("logprobs", student, given, names, inplace_backward=inplace_backward)
     return rows_of(RowOutputs, results, names, has_labels=slots is None)
 
 
@@ -49,21 +46,8 @@ def cross_entropy(
     *,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of cross_entropy
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """Cross-entropy of logits and labels, as `torch.nn.functional.cross_entropy` on the flattened leading dimensions.
 
@@ -124,31 +108,10 @@ def cross_entropy(
         IndexError: a label outside [0, valid_vocab), naming it and its row; on a CUDA device `check_errors` raises it.
         NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
-    given: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "class_weights": weight,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
-    return _cross_entropy(
-        (checked_logits, (input,)),
-        given,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    given: dict[str, Any] = {"labels": target, "class_weights": weight, **options}
+    given["ignore_index"] = ignore_index
+    student = checked_logits, (input,)
+    return _cross_entropy(student, given, grad_in_forward, inplace_backward)
 
 
 @explains_names
@@ -165,20 +128,7 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of cross_entropy but ignore_index
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, which are never held: they exist a tile at a time.
 
@@ -217,36 +167,20 @@ def linear_cross_entropy(
     given for those of input, linear_weight, linear_bias and low_rank that ask for them; linear_weight's is summed in float32 and
     rounded once.
     """
-    given: dict[str, Value] = {
-        # generated: values of cross_entropy
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "class_weights": weight,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "num_items": num_items,
-        "reduction": reduction,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "class_weights": weight, **options}
+    given["ignore_index"] = ignore_index
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward=grad_in_forward)
+    return _cross_entropy((checked_head, (input, *head)), given, grad_in_forward)
 
 
-def _cross_entropy(student: Unchecked, given: dict[str, Value], **how: Any) -> Tensor:
+def _cross_entropy(student: Unchecked, given: dict[str, Any], *how: Any) -> Tensor:
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
     if not is_probabilities(target := given["labels"]):
-        return results_of("cross_entropy", student, given, **how)["loss"]
+        return results_of("cross_entropy", student, given, (), *how)["loss"]
     given = {**options_of_probabilities(given), "target_probs": target, "labels": None}
-    return results_of(OF_PROBABILITIES, student, given, **how)["loss"]
+    return results_of(OF_PROBABILITIES, student, given, (), *how)["loss"]
 
 
 @explains_names
@@ -256,15 +190,8 @@ def logprobs(
     *,
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
-    # generated: arguments of logprobs
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """Row outputs of the softmax at the labels ``target``: log-probability, log-sum-exp, entropy and more.
 
@@ -289,18 +216,7 @@ def logprobs(
     Returns:
         RowOutputs: tensors of the rows' shape, logp of target's, None for what was not asked for.
     """
-    given: dict[str, Value] = {
-        # generated: values of logprobs
-        "labels": target,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "ignore_index": ignore_index, **options}
     return _rows((checked_logits, (input,)), given, outputs, inplace_backward)
 
 
@@ -317,31 +233,13 @@ def linear_logprobs(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
-    # generated: arguments of logprobs but ignore_index
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """`logprobs` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
     Arguments: `linear_cross_entropy`, `logprobs`.
     """
-    given: dict[str, Value] = {
-        # generated: values of logprobs
-        "labels": target,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "ignore_index": ignore_index, **options}
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )

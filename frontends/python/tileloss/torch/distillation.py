@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import DistillationArguments
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import Unchecked, Value, checked_logits
 from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 from tileloss.torch._results import results_of
-
-Number = float | Tensor
 
 
 @explains_names
@@ -26,27 +25,7 @@ def distillation(
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """Divergence of the student's distribution p from the teacher's q, alone or mixed with the cross-entropy of labels.
 
@@ -113,39 +92,9 @@ def distillation(
         IndexError: a label outside [0, valid_vocab), naming it and its row; on a CUDA device `check_errors` raises it.
         NotImplementedError: an input that is neither on the CPU nor on a CUDA device.
     """
-    given: dict[str, Value] = {
-        # generated: values of distillation but temperature_on
-        "teacher_logits": teacher,
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "label_weight": label_weight,
-        "divergence_weight": divergence_weight,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
-    }
-    return loss_and_rows(
-        "distillation",
-        (checked_logits, (input,)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    given: dict[str, Any] = {"teacher_logits": teacher, "labels": target, **options}
+    student = checked_logits, (input,)
+    return loss_and_rows("distillation", student, given, outputs, grad_in_forward, inplace_backward)
 
 
 @explains_names
@@ -164,27 +113,7 @@ def linear_distillation(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """`distillation` of the logits input @ linear_weight.T + linear_bias from teacher_input @ teacher_weight.T + teacher_bias.
 
@@ -209,43 +138,18 @@ def linear_distillation(
     The other arguments, the result and the errors: `distillation`. Gradients have their tensors' dtypes and are given for those
     of input, linear_weight and linear_bias that ask for them; the teacher has none.
     """
-    given: dict[str, Value] = {
-        # generated: values of linear_distillation but temperature_on
+    given: dict[str, Any] = {
         "teacher_hidden": teacher_input,
         "teacher_head": teacher_weight,
         "teacher_bias": teacher_bias,
         "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "label_weight": label_weight,
-        "divergence_weight": divergence_weight,
-        "label_temperature": label_temperature,
-        "teacher_logit_scale": teacher_logit_scale,
-        "teacher_softcap": teacher_softcap,
-        "teacher_temperature": teacher_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        # end of generated
+        **options,
     }
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return loss_and_rows(
-        "distillation",
-        (checked_head, (input, *head)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-    )
+    student = checked_head, (input, *head)
+    return loss_and_rows("distillation", student, given, outputs, grad_in_forward)
 
 
 def loss_and_rows(
@@ -253,8 +157,9 @@ def loss_and_rows(
     student: Unchecked,
     given: Mapping[str, Value],
     outputs: Iterable[str],
-    **how: Any,
+    *how: Any,
 ) -> Tensor | tuple[Tensor, DistillationRows]:
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
     names = checked_outputs(DistillationRows, outputs)
-    results = results_of(function, student, given, outputs=names, **how)
+    results = results_of(function, student, given, names, *how)
     return with_rows(results, names)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import PolicyLossArguments
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
@@ -18,8 +19,6 @@ from tileloss.torch._arguments import (
 from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import with_metrics
 from tileloss.torch._results import results_of
-
-Number = float | Tensor
 
 
 def policy_options(
@@ -43,43 +42,13 @@ def policy_options(
 def policy_loss(
     input: Tensor, target: Tensor, advantages: Tensor, *,
     return_metrics: Literal[False] = ..., grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
-    # generated: stubs of policy_loss
-    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> Tensor: ...
 @overload
 def policy_loss(
     input: Tensor, target: Tensor, advantages: Tensor, *,
     return_metrics: Literal[True], grad_in_forward: bool | None = ..., inplace_backward: bool = ...,
-    # generated: stubs of policy_loss
-    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 # fmt: on
 @explains_names
@@ -91,54 +60,7 @@ def policy_loss(
     return_metrics: bool = False,
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of policy_loss
-    mask: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    allowed: Tensor | None = None,
-    preset: str | None = None,
-    logit_scale: float | None = None,
-    softcap: float | None = None,
-    temperature: Number | None = None,
-    temperature_on: str | None = None,
-    valid_vocab: int | None = None,
-    ignore_index: int | None = None,
-    kind: str | None = None,
-    ratio_level: str | None = None,
-    aggregation: str | None = None,
-    advantage_level: str | None = None,
-    cispo_cap: str | None = None,
-    epsilon_low: Number | None = None,
-    epsilon_high: Number | None = None,
-    delta: Number | None = None,
-    dual_clip: Number | None = None,
-    cap_low: Number | None = None,
-    tau_pos: float | None = None,
-    tau_neg: float | None = None,
-    vespo_k_pos: float | None = None,
-    vespo_lambda_pos: float | None = None,
-    vespo_k_neg: float | None = None,
-    vespo_lambda_neg: float | None = None,
-    log_ratio_clamp: float | None = None,
-    sampler_correction: str | None = None,
-    sampler_level: str | None = None,
-    sampler_min: float | None = None,
-    sampler_max: float | None = None,
-    off_policy_threshold: float | None = None,
-    entropy_quantile: float | None = None,
-    entropy_threshold: Number | None = None,
-    beta: Number | None = None,
-    kl_estimator: str | None = None,
-    kl_importance: bool | None = None,
-    kl_log_ratio_clamp: float | None = None,
-    kl_clamp: float | None = None,
-    entropy_coef: Number | None = None,
-    entropy_reduction: str | None = None,
-    num_items: Number | None = None,
-    max_length: int | None = None,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """A policy loss of the GRPO family: with rho = exp(logp - old_logp), A the advantage, for each token
 
@@ -242,65 +164,9 @@ def policy_loss(
     Raises:
         As `tileloss.torch.cross_entropy`.
     """
-    given: dict[str, Value] = {
-        # generated: values of policy_loss
-        "labels": target,
-        "mask": mask,
-        "sequence_offsets": sequence_offsets,
-        "advantages": advantages,
-        "old_logp": old_logp,
-        "ref_logp": ref_logp,
-        "sampler_logp": sampler_logp,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
-    return _policy_loss(
-        (checked_logits, (input,)),
-        given,
-        preset,
-        return_metrics,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    given: dict[str, Any] = {"labels": target, "advantages": advantages, **options}
+    student = checked_logits, (input,)
+    return _policy_loss(student, given, return_metrics, grad_in_forward, inplace_backward)
 
 
 # fmt: off
@@ -309,44 +175,14 @@ def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
     low_rank: tuple[Tensor, Tensor] | None = ..., return_metrics: Literal[False] = ..., compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
-    # generated: stubs of policy_loss
-    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> Tensor: ...
 @overload
 def linear_policy_loss(
     input: Tensor, linear_weight: Tensor, target: Tensor, advantages: Tensor, *, linear_bias: Tensor | None = ...,
     low_rank: tuple[Tensor, Tensor] | None = ..., return_metrics: Literal[True], compute_dtype: torch.dtype | None = ...,
     workspace_bytes: int | None = ..., linear_weight_grad: Tensor | None = ..., grad_in_forward: bool | None = ...,
-    # generated: stubs of policy_loss
-    mask: Tensor | None = ..., sequence_offsets: Tensor | None = ..., old_logp: Tensor | None = ...,
-    ref_logp: Tensor | None = ..., sampler_logp: Tensor | None = ..., allowed: Tensor | None = ..., preset: str | None = ...,
-    logit_scale: float | None = ..., softcap: float | None = ..., temperature: Number | None = ...,
-    temperature_on: str | None = ..., valid_vocab: int | None = ..., ignore_index: int | None = ..., kind: str | None = ...,
-    ratio_level: str | None = ..., aggregation: str | None = ..., advantage_level: str | None = ..., cispo_cap: str | None = ...,
-    epsilon_low: Number | None = ..., epsilon_high: Number | None = ..., delta: Number | None = ...,
-    dual_clip: Number | None = ..., cap_low: Number | None = ..., tau_pos: float | None = ..., tau_neg: float | None = ...,
-    vespo_k_pos: float | None = ..., vespo_lambda_pos: float | None = ..., vespo_k_neg: float | None = ...,
-    vespo_lambda_neg: float | None = ..., log_ratio_clamp: float | None = ..., sampler_correction: str | None = ...,
-    sampler_level: str | None = ..., sampler_min: float | None = ..., sampler_max: float | None = ...,
-    off_policy_threshold: float | None = ..., entropy_quantile: float | None = ..., entropy_threshold: Number | None = ...,
-    beta: Number | None = ..., kl_estimator: str | None = ..., kl_importance: bool | None = ...,
-    kl_log_ratio_clamp: float | None = ..., kl_clamp: float | None = ..., entropy_coef: Number | None = ...,
-    entropy_reduction: str | None = ..., num_items: Number | None = ..., max_length: int | None = ...,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> tuple[Tensor, dict[str, Tensor]]: ...
 # fmt: on
 @explains_names
@@ -363,54 +199,7 @@ def linear_policy_loss(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of policy_loss
-    mask: Tensor | None = None,
-    sequence_offsets: Tensor | None = None,
-    old_logp: Tensor | None = None,
-    ref_logp: Tensor | None = None,
-    sampler_logp: Tensor | None = None,
-    allowed: Tensor | None = None,
-    preset: str | None = None,
-    logit_scale: float | None = None,
-    softcap: float | None = None,
-    temperature: Number | None = None,
-    temperature_on: str | None = None,
-    valid_vocab: int | None = None,
-    ignore_index: int | None = None,
-    kind: str | None = None,
-    ratio_level: str | None = None,
-    aggregation: str | None = None,
-    advantage_level: str | None = None,
-    cispo_cap: str | None = None,
-    epsilon_low: Number | None = None,
-    epsilon_high: Number | None = None,
-    delta: Number | None = None,
-    dual_clip: Number | None = None,
-    cap_low: Number | None = None,
-    tau_pos: float | None = None,
-    tau_neg: float | None = None,
-    vespo_k_pos: float | None = None,
-    vespo_lambda_pos: float | None = None,
-    vespo_k_neg: float | None = None,
-    vespo_lambda_neg: float | None = None,
-    log_ratio_clamp: float | None = None,
-    sampler_correction: str | None = None,
-    sampler_level: str | None = None,
-    sampler_min: float | None = None,
-    sampler_max: float | None = None,
-    off_policy_threshold: float | None = None,
-    entropy_quantile: float | None = None,
-    entropy_threshold: Number | None = None,
-    beta: Number | None = None,
-    kl_estimator: str | None = None,
-    kl_importance: bool | None = None,
-    kl_log_ratio_clamp: float | None = None,
-    kl_clamp: float | None = None,
-    entropy_coef: Number | None = None,
-    entropy_reduction: str | None = None,
-    num_items: Number | None = None,
-    max_length: int | None = None,
-    # end of generated
+    **options: Unpack[PolicyLossArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """`policy_loss` of the logits input @ linear_weight.T + linear_bias, which are never held.
 
@@ -418,82 +207,18 @@ def linear_policy_loss(
     tokens. Tokens that are masked or ignored cost nothing. ``grad_in_forward`` None is True here, as that saves a product, but
     False where a float16 tensor asks for its gradient.
     """
-    given: dict[str, Value] = {
-        # generated: values of policy_loss
-        "labels": target,
-        "mask": mask,
-        "sequence_offsets": sequence_offsets,
-        "advantages": advantages,
-        "old_logp": old_logp,
-        "ref_logp": ref_logp,
-        "sampler_logp": sampler_logp,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "temperature_on": temperature_on,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "kind": kind,
-        "ratio_level": ratio_level,
-        "aggregation": aggregation,
-        "advantage_level": advantage_level,
-        "cispo_cap": cispo_cap,
-        "epsilon_low": epsilon_low,
-        "epsilon_high": epsilon_high,
-        "delta": delta,
-        "dual_clip": dual_clip,
-        "cap_low": cap_low,
-        "tau_pos": tau_pos,
-        "tau_neg": tau_neg,
-        "vespo_k_pos": vespo_k_pos,
-        "vespo_lambda_pos": vespo_lambda_pos,
-        "vespo_k_neg": vespo_k_neg,
-        "vespo_lambda_neg": vespo_lambda_neg,
-        "log_ratio_clamp": log_ratio_clamp,
-        "sampler_correction": sampler_correction,
-        "sampler_level": sampler_level,
-        "sampler_min": sampler_min,
-        "sampler_max": sampler_max,
-        "off_policy_threshold": off_policy_threshold,
-        "entropy_quantile": entropy_quantile,
-        "entropy_threshold": entropy_threshold,
-        "beta": beta,
-        "kl_estimator": kl_estimator,
-        "kl_importance": kl_importance,
-        "kl_log_ratio_clamp": kl_log_ratio_clamp,
-        "kl_clamp": kl_clamp,
-        "entropy_coef": entropy_coef,
-        "entropy_reduction": entropy_reduction,
-        "num_items": num_items,
-        "max_length": max_length,
-        # end of generated
-    }
+    given: dict[str, Any] = {"labels": target, "advantages": advantages, **options}
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return _policy_loss(
-        (checked_head, (input, *head)),
-        given,
-        preset,
-        return_metrics,
-        grad_in_forward=grad_in_forward,
-    )
+    return _policy_loss((checked_head, (input, *head)), given, return_metrics, grad_in_forward)
 
 
 def _policy_loss(
-    student: Unchecked,
-    given: dict[str, Value],
-    preset: str | None,
-    return_metrics: bool,
-    **how: Any,
+    student: Unchecked, given: dict[str, Any], return_metrics: bool, *how: Any
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-    results = results_of(
-        "policy_loss",
-        student,
-        policy_options(given, given["labels"], given["advantages"]),
-        preset=preset or "",
-        outputs=("metrics",) if return_metrics else (),
-        **how,
-    )
+    """``how``: grad_in_forward and, from logits, inplace_backward."""
+    preset, outputs = given.pop("preset", None) or "", ("metrics",) if return_metrics else ()
+    given = policy_options(given, given["labels"], given["advantages"])
+    results = results_of("policy_loss", student, given, outputs, *how, preset=preset)
     return with_metrics(results, return_metrics)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import SparseDistillationArguments
 from tileloss._core.other_names import explains_names
-from tileloss.torch._arguments import Value, checked_logits
+from tileloss.torch._arguments import checked_logits
 from tileloss.torch._head import checked_head, operands
 from tileloss.torch._outputs import DistillationRows
 from tileloss.torch.distillation import loss_and_rows
-
-Number = float | Tensor
 
 
 @explains_names
@@ -26,25 +26,7 @@ def sparse_distillation(
     outputs: Iterable[str] = (),
     grad_in_forward: bool | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of sparse_distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    tail: str = "lump",
-    # end of generated
+    **options: Unpack[SparseDistillationArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """`distillation` from a teacher of which only K columns of each row are known.
 
@@ -86,38 +68,10 @@ def sparse_distillation(
     The other arguments, the result and the errors: `distillation`. An id beyond the valid columns, or one that is there twice
     in a row, is a ValueError that names its place.
     """
-    given: dict[str, Value] = {
-        # generated: values of sparse_distillation but temperature_on
-        "teacher_ids": teacher_ids,
-        "teacher_logprobs": teacher_logprobs,
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "label_weight": label_weight,
-        "divergence_weight": divergence_weight,
-        "label_temperature": label_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        "tail": tail,
-        # end of generated
-    }
-    return loss_and_rows(
-        "sparse_distillation",
-        (checked_logits, (input,)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-        inplace_backward=inplace_backward,
-    )
+    teacher = {"teacher_ids": teacher_ids, "teacher_logprobs": teacher_logprobs}
+    given: dict[str, Any] = {**teacher, "labels": target, **options}
+    student, how = (checked_logits, (input,)), (grad_in_forward, inplace_backward)
+    return loss_and_rows("sparse_distillation", student, given, outputs, *how)
 
 
 @explains_names
@@ -135,61 +89,16 @@ def linear_sparse_distillation(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of sparse_distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    tail: str = "lump",
-    # end of generated
+    **options: Unpack[SparseDistillationArguments[Tensor]],
 ) -> Tensor | tuple[Tensor, DistillationRows]:
     """`sparse_distillation` of the logits input @ linear_weight.T + linear_bias, held for some rows at a time alone.
 
     Arguments: `linear_distillation`, `sparse_distillation`.
     """
-    given: dict[str, Value] = {
-        # generated: values of sparse_distillation but temperature_on
-        "teacher_ids": teacher_ids,
-        "teacher_logprobs": teacher_logprobs,
-        "labels": target,
-        "mask": mask,
-        "token_weights": token_weights,
-        "allowed": allowed,
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "temperature": temperature,
-        "valid_vocab": valid_vocab,
-        "ignore_index": ignore_index,
-        "divergence": divergence,
-        "reduction": reduction,
-        "beta": beta,
-        "label_weight": label_weight,
-        "divergence_weight": divergence_weight,
-        "label_temperature": label_temperature,
-        "num_items": num_items,
-        "scale_by_temperature_squared": scale_by_temperature_squared,
-        "tail": tail,
-        # end of generated
-    }
+    teacher = {"teacher_ids": teacher_ids, "teacher_logprobs": teacher_logprobs}
+    given: dict[str, Any] = {**teacher, "labels": target, **options}
     head = operands(
         linear_weight, linear_bias, low_rank, compute_dtype, workspace_bytes, linear_weight_grad
     )
-    return loss_and_rows(
-        "sparse_distillation",
-        (checked_head, (input, *head)),
-        given,
-        outputs,
-        grad_in_forward=grad_in_forward,
-    )
+    student = checked_head, (input, *head)
+    return loss_and_rows("sparse_distillation", student, given, outputs, grad_in_forward)

@@ -37,10 +37,7 @@ from tileloss.jax._sweeps.operands import (
     TeacherState,
     output_dtype,
 )
-from tileloss.jax._sweeps.transform import (
-    LogitTransform,
-    make_label_transform,
-)
+from tileloss.jax._sweeps.transform import make_label_transform
 
 _TARGET = "tileloss_call"
 _FILE, CUDA_FILE = "libtileloss_xla.so", "libtileloss_cuda.so"
@@ -84,14 +81,12 @@ def refusal_on_cuda(operand: Operand, spec: Spec) -> str:
     return refusal(operand, spec, CUDA_FILE)
 
 
-def forward(
-    operand: Operand, target: Target, transform: LogitTransform, spec: Spec
-) -> RowState | Swept:
+def forward(operand: Operand, target: Target, spec: Spec) -> RowState | Swept:
     if target.options is not None:
         results = _outputs(target, spec)
         found = _target_call(operand, target, spec).run(FORWARD, results)
         return Swept(dict(zip(results, found, strict=True)), _no_state(target))
-    call, shape = _sweep(operand, target, transform, spec), target.labels.shape
+    call, shape = _sweep(operand, target, spec), target.labels.shape
     names = spec.sums.arrays
     results = {f"state:{name}": like(shape, jnp.float32) for name in names}
     if (
@@ -106,17 +101,13 @@ def forward(
 
 
 def backward(
-    operand: Operand,
-    target: Target,
-    rows: BackwardRows | TargetRows,
-    transform: LogitTransform,
-    spec: Spec,
+    operand: Operand, target: Target, rows: BackwardRows | TargetRows, spec: Spec
 ) -> Operand:
     if isinstance(rows, TargetRows):
         call = _target_call(operand, target, spec)
         call.operands["token_weights"] = rows.weights
     else:
-        call = _sweep(operand, target, transform, spec, rows.slots)
+        call = _sweep(operand, target, spec, rows.slots)
         call.options["valid_vocab"] = spec.columns  # the gradient has all columns, 0 in the padding
         arrays = ("max", "sum", "label_logit", *["entropy_sum"] * spec.sums.entropy_sum)
         call.operands |= {f"state:{n}": getattr(rows.state, n) for n in arrays}
@@ -139,7 +130,7 @@ def _of_rows(rows: BackwardRows, spec: Spec) -> dict[str, Array]:
 
 
 def rows_and_grad(
-    operand: Operand, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+    operand: Operand, target: Target, weights: Array, spec: Spec
 ) -> tuple[dict[str, Array], Operand]:
     """Of a target that is not labels: the rows' outputs, "loss" times its weight, and the gradient."""
     call = _target_call(operand, target, spec)
@@ -248,15 +239,11 @@ class Call:
 
 
 def _sweep(
-    operand: Operand,
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
-    slots: SlotGradients | None = None,
+    operand: Operand, target: Target, spec: Spec, slots: SlotGradients | None = None
 ) -> Call:
     """A label that is ELSEWHERE is no column, and so to the library as well. ``slots``: of a backward of several labels a row,
     which the library's sweeps do not take, but its logprobs."""
-    name = "sweep" if slots is None else "logprobs"
+    name, transform = "sweep" if slots is None else "logprobs", target.transform
     call = Call(f"linear_{name}" if isinstance(operand, LmHead) else name, operand, spec)
     call.operands["labels"] = target.labels if slots is None else slots.columns
     if spec.sums.smoothing_sum and target.class_weights is not None:

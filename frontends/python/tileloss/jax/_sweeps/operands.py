@@ -2,15 +2,16 @@
 
 An implementation is two functions, and for some calls a third that does the whole in one pass:
 
-    forward(operand, target, transform, spec) -> RowState, or Swept where the target is not labels
-    backward(operand, target, rows, transform, spec) -> an operand of gradients
+    forward(operand, target, spec) -> RowState, or Swept where the target is not labels
+    backward(operand, target, rows, spec) -> an operand of gradients
 
-``transform``: of the operand's logits. ``rows``: BackwardRows, or TargetRows where the target is not labels. The columns swept
+``rows``: BackwardRows, or TargetRows where the target is not labels. The columns swept
 are those from spec.first on, spec.columns of them; what follows is padding: not read, gradient 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from tileloss.jax._rows.distillation import DistillationRows
 from tileloss.jax._rows.options import Options
 from tileloss.jax._rows.state import RowState, identity
 from tileloss.jax._sweeps import allowed
+from tileloss.jax._sweeps.transform import IDENTITY, LogitTransform
 
 # Labels that are no column.
 ELSEWHERE, UNUSED = -1, -2
@@ -49,6 +51,11 @@ class LmHead(NamedTuple):
     hidden_r: Array | None = None
     head_r: Array | None = None
 
+    def mapped(self, side: str, function: Callable[[Array], Array]) -> LmHead:
+        """With the ``function`` of both arrays, as far as there are two, of a ``side``: "hidden" or "head"."""
+        found = {name: getattr(self, name) for name in (side, f"{side}_r")}
+        return self._replace(**{name: function(x) for name, x in found.items() if x is not None})
+
 
 Operand = Logits | LmHead
 
@@ -67,6 +74,7 @@ class Target(NamedTuple):
     arrays: dict[str, Array]
     # Of the loss, where the target is not labels; the sweeps take from them all but the reduction.
     options: Options | None = None
+    transform: LogitTransform = IDENTITY  # of the operand's logits
 
     @property
     def class_weights(self) -> Array | None:

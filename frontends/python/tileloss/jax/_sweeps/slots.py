@@ -6,22 +6,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tileloss.jax._sweeps.allowed import contains, only
-from tileloss.jax._sweeps.operands import LmHead, Operand, Spec
+from tileloss.jax._sweeps.operands import LmHead, Operand, Spec, Target
 from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import as_seen, hidden_as_seen, not_ahead
 
 
-def slot_logits(
-    operand: Operand,
-    columns: Array,
-    transform: LogitTransform,
-    spec: Spec,
-    words: Array | None = None,
-) -> Array:
-    """z, float32 [N, K], at the ``columns`` [N, K]; -inf outside the sets ``words`` (allowed.py). With an LM head a slot of all
-    rows at a time: scratch is [N, H]."""
-    is_in = None if words is None else contains(words, columns)
-    return only(is_in, _logits_at(operand, columns, transform, spec), -jnp.inf)
+def slot_logits(operand: Operand, columns: Array, target: Target, spec: Spec) -> Array:
+    """z, float32 [N, K], at the ``columns`` [N, K]; -inf outside the target's sets. With an LM head a slot of all rows at a time:
+    scratch is [N, H]."""
+    is_in = None if target.allowed is None else contains(target.allowed, columns)
+    return only(is_in, _logits_at(operand, columns, target.transform, spec), -jnp.inf)
 
 
 def _logits_at(operand: Operand, columns: Array, transform: LogitTransform, spec: Spec) -> Array:

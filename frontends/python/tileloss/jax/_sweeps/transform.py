@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -15,6 +16,11 @@ class LogitTransform(NamedTuple):
     logit_scale: float
     softcap: float  # 0: none
     temperature: Number  # 1 where it is not the logits' (temperature_on = logprob)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """A temperature that may be traced is the one leaf."""
+        has_leaf = isinstance(self.temperature, Array)
+        return (self[2:], self[:2]) if has_leaf else ((), tuple(self))
 
     def value(self, x: Array) -> Array:
         """z of float32 logits."""
@@ -32,6 +38,14 @@ class LogitTransform(NamedTuple):
     @property
     def _factor(self) -> Number:
         return self.logit_scale / self.temperature
+
+
+jax.tree_util.register_pytree_node(
+    LogitTransform,
+    LogitTransform.tree_flatten,
+    lambda known, leaves: LogitTransform(*known, *leaves),
+)
+IDENTITY = LogitTransform(1.0, 0.0, 1.0)
 
 
 def make_transform(options: Options) -> LogitTransform:

@@ -31,7 +31,6 @@ from tileloss.jax._sweeps.operands import (
     Sums,
     Target,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 TILE = 2048  # columns of a step
 # On CPUs jax 0.9 and 0.10 make of a slice or an update of bfloat16 one of float32: of the whole array, which they widen for it.
@@ -39,28 +38,24 @@ _WIDENS_BFLOAT16 = jax.__version_info__ < (0, 11)
 _Carry = TypeVar("_Carry")
 
 
-def forward(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
+def forward(operand: Operand, target: Target, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
-    return state_over_tiles(TILE, _logits_of(operand, spec), target, transform, spec)
+    return state_over_tiles(TILE, _logits_of(operand, spec), target, spec)
 
 
-def backward(
-    operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
-) -> Operand:
+def backward(operand: Operand, target: Target, rows: BackwardRows, spec: Spec) -> Operand:
     """dL/dlogits; or of an LmHead those that ``spec.needs_grad`` names; each in its tensor's dtype."""
     if isinstance(operand, LmHead):
-        return _head_backward(operand, target, rows, transform, spec)
+        return _head_backward(operand, target, rows, spec)
 
     def gradient_of(x: Array, start: Array | int, width: int) -> Array:
-        return tile_gradient(transform.value(x), target, rows, start, spec)
+        return tile_gradient(target.transform.value(x), target, rows, start, spec)
 
-    return gradient_over_tiles(operand.logits, target, rows.used, transform, spec, gradient_of)
+    return gradient_over_tiles(operand.logits, target, rows.used, spec, gradient_of)
 
 
-def _head_backward(
-    operand: LmHead, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
-) -> LmHead:
-    layout, used = spec.head_layout.lower(), rows.used[:, None]
+def _head_backward(operand: LmHead, target: Target, rows: BackwardRows, spec: Spec) -> LmHead:
+    layout, used, transform = spec.head_layout.lower(), rows.used[:, None], target.transform
     # 0 times the NaN of a row that is not used would be in dhead.
     seen = hidden_as_seen(only_used(operand, used), spec)
 
@@ -98,8 +93,13 @@ def _head_backward(
     sums = LmHead(*map(zeros, LmHead._fields, operand, spec.needs_grad))
     sums, _ = varying_alike((sums, operand.hidden))
     sums = in_place(lambda sums: over_tiles(spec.columns, TILE, step, sums), sums)
+    return rounded(sums, operand, used, spec)
 
-    def rounded(name: str, total: Array | None, x: Array | None) -> Array | None:
+
+def rounded(sums: LmHead, operand: LmHead, used: Array, spec: Spec) -> LmHead:
+    """The gradients, of their sums. ``used``: bool [N, 1]."""
+
+    def of(name: str, total: Array | None, x: Array | None) -> Array | None:
         if total is None or x is None:
             return None
         if not name.startswith("hidden"):
@@ -107,7 +107,7 @@ def _head_backward(
         # Where the head holds NaN or inf, 0 times it is in rows that are not used.
         return jnp.where(used, total, 0.0).astype(spec.dhidden_dtype or x.dtype)
 
-    return LmHead(*map(rounded, LmHead._fields, sums, operand))
+    return LmHead(*map(of, LmHead._fields, sums, operand))
 
 
 def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Array]:
@@ -121,33 +121,18 @@ def _logits_of(operand: Operand, spec: Spec) -> Callable[[Array | int, int], Arr
 
 def only_used(operand: LmHead, used: Array) -> LmHead:
     """With 0 in the rows that are not ``used``, bool [N, 1]."""
-    hidden, hidden_r = operand.hidden, operand.hidden_r
-    assert hidden is not None
-    return operand._replace(
-        hidden=jnp.where(used, hidden, 0),
-        hidden_r=None if hidden_r is None else jnp.where(used, hidden_r, 0),
-    )
+    return operand.mapped("hidden", lambda x: jnp.where(used, x, 0))
 
 
 def hidden_as_seen(operand: LmHead, spec: Spec) -> LmHead:
-    hidden, hidden_r = operand.hidden, operand.hidden_r
-    assert hidden is not None
-    return operand._replace(
-        hidden=as_seen(hidden, spec),
-        hidden_r=None if hidden_r is None else as_seen(hidden_r, spec),
-    )
+    return operand.mapped("hidden", lambda x: as_seen(x, spec))
 
 
 def _columns_of(operand: LmHead, start: Array | int, width: int, spec: Spec) -> LmHead:
     """Some columns of the head as the products see them, and of what goes with it."""
     axis = spec.head_layout.index("V")
-    head, bias, head_r = operand.head, operand.bias, operand.head_r
-    assert head is not None
-    return operand._replace(
-        head=as_seen(tile(head, start, width, axis), spec),
-        bias=None if bias is None else tile(bias, start, width, axis=0),
-        head_r=None if head_r is None else as_seen(tile(head_r, start, width, axis), spec),
-    )
+    here = operand.mapped("head", lambda x: as_seen(tile(x, start, width, axis), spec))
+    return here if here.bias is None else here._replace(bias=tile(here.bias, start, width, axis=0))
 
 
 def logits_of(operand: LmHead, spec: Spec) -> Array:
@@ -179,7 +164,6 @@ def gradient_over_tiles(
     logits: Array,
     target: Target,
     used: Array,
-    transform: LogitTransform,
     spec: Spec,
     gradient_of: Callable[[Array, Array | int, int], Array],
 ) -> Logits:
@@ -190,7 +174,7 @@ def gradient_over_tiles(
         x = tile_to_replace(buffer, start, width, logits.dtype).astype(jnp.float32)
         is_in = target.allowed_tile(start, width)
         x = only(is_in, x, 0.0)  # NaN there is not seen
-        gradient = gradient_of(x, start, width) * transform.derivative(x)
+        gradient = gradient_of(x, start, width) * target.transform.derivative(x)
         gradient = only(is_in, jnp.where(used[:, None], gradient, 0.0), 0.0).astype(logits.dtype)
         return stored(buffer, gradient, start)
 
@@ -199,14 +183,10 @@ def gradient_over_tiles(
 
 
 def state_over_tiles(
-    width: int,
-    logits_of: Callable[[Array | int, int], Array],
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
+    width: int, logits_of: Callable[[Array | int, int], Array], target: Target, spec: Spec
 ) -> RowState:
     """A forward sweep in tiles of ``width`` columns. ``logits_of(column, width)``: float32 [N, width]."""
-    labels = target.labels
+    labels, transform = target.labels, target.transform
 
     def step(state: RowState, start: Array | int, width: int) -> RowState:
         is_in = target.allowed_tile(spec.first + start, width)

@@ -54,23 +54,21 @@ from tileloss.jax._sweeps.transform import (
 ROUNDING = 1e-2  # by which a sum of q may miss 1
 
 
-def forward(operand: Logits, target: Target, transform: LogitTransform, spec: Spec) -> Swept:
-    rows = _rows_of(operand, target, transform, spec)
+def forward(operand: Logits, target: Target, spec: Spec) -> Swept:
+    rows = _rows_of(operand, target, spec)
     return Swept(rows.outputs, rows.state)
 
 
-def backward(
-    operand: Logits, target: Target, rows: TargetRows, transform: LogitTransform, spec: Spec
-) -> Logits:
+def backward(operand: Logits, target: Target, rows: TargetRows, spec: Spec) -> Logits:
     """The gradient; in the logits' memory where XLA finds that nobody reads them later. Of another target than logits all sums
     are made again."""
-    return _rows_of(operand, target, transform, spec, rows.state).gradient(rows.weights)
+    return _rows_of(operand, target, spec, rows.state).gradient(rows.weights)
 
 
 def rows_and_grad(
-    operand: Logits, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+    operand: Logits, target: Target, weights: Array, spec: Spec
 ) -> tuple[dict[str, Array], Logits]:
-    rows = _rows_of(operand, target, transform, spec)
+    rows = _rows_of(operand, target, spec)
     outputs = rows.outputs
     if "loss" in outputs:
         outputs = {"loss": weights * outputs["loss"]}
@@ -83,16 +81,14 @@ class _Rows:
     outputs: dict[str, Array]
     state: Any = ()
 
-    def __init__(
-        self, operand: Logits, target: Target, transform: LogitTransform, spec: Spec
-    ) -> None:
+    def __init__(self, operand: Logits, target: Target, spec: Spec) -> None:
         assert target.options is not None
         self.logits, self.labels, self.arrays = operand.logits, target.labels, target.arrays
         self.target = self.opened = target
         if target.allowed is not None:
             self.is_empty = allowed.count(target.allowed, spec.columns) == 0
             self.opened = target.replaced(allowed=allowed.opened(target.allowed, self.is_empty))
-        self.transform, self.spec, self.options = transform, spec, target.options
+        self.transform, self.spec, self.options = target.transform, spec, target.options
 
     def gradient(self, weights: Array) -> Logits:
         raise NotImplementedError
@@ -100,7 +96,8 @@ class _Rows:
     def swept(self, logits: Array, transform: LogitTransform, sums: Sums | None = None) -> RowState:
         part = Spec(self.spec.columns, sums=sums or Sums())
         of_both = {name: x for name, x in self.arrays.items() if name == "allowed"}
-        state = xla.forward(Logits(logits), Target(self.labels, of_both), transform, part)
+        target = Target(self.labels, of_both, transform=transform)
+        state = xla.forward(Logits(logits), target, part)
         if state.argmax is None or not of_both:
             return state
         return state._replace(argmax=jnp.where(self.is_empty, 0, state.argmax))
@@ -116,7 +113,7 @@ class _Rows:
         self, gradient_of: Callable[[Array, Array | int, int], Array]
     ) -> Logits:
         return xla.gradient_over_tiles(
-            self.logits, self.opened, self.labels >= 0, self.transform, self.spec, gradient_of
+            self.logits, self.opened, self.labels >= 0, self.spec, gradient_of
         )
 
     def named(self, found: dict[str, Array | None]) -> dict[str, Array]:
@@ -132,15 +129,13 @@ class _Rows:
 class _TeacherRows(_Rows):
     """Of distillation: with a cross-entropy of the labels, at a temperature that may be one of its own."""
 
-    def __init__(
-        self, operand: Logits, target: Target, transform: LogitTransform, spec: Spec
-    ) -> None:
-        super().__init__(operand, target, transform, spec)
+    def __init__(self, operand: Logits, target: Target, spec: Spec) -> None:
+        super().__init__(operand, target, spec)
         self.divergence = make_divergence(self.options)
         self.label_transform = make_label_transform(self.options)
         self.label_ratio: Number = 1.0  # dz/dx there over that of the divergence
         if self.label_transform is not None:
-            self.label_ratio = transform.temperature / self.label_transform.temperature
+            self.label_ratio = self.transform.temperature / self.label_transform.temperature
 
     def at_label(self, student: RowStats, swept: RowState | None) -> RowStats:
         return student if swept is None else row_stats(swept)
@@ -158,11 +153,10 @@ class _LogitsRows(_TeacherRows):
         self,
         operand: Logits,
         target: Target,
-        transform: LogitTransform,
         spec: Spec,
         state: TeacherState | None = None,
     ) -> None:
-        super().__init__(operand, target, transform, spec)
+        super().__init__(operand, target, spec)
         self.teacher_logits = self.arrays["teacher_logits"]
         self.teacher_transform = make_teacher_transform(self.options)
         if state is None:
@@ -283,11 +277,10 @@ class _LogitsRows(_TeacherRows):
 class _ColumnsRows(_TeacherRows):
     """Some of a teacher's columns. Those that are no class are in the arrays [N, K] with the probability 0."""
 
-    def __init__(
-        self, operand: Logits, target: Target, transform: LogitTransform, spec: Spec
-    ) -> None:
-        super().__init__(operand, target, transform, spec)
+    def __init__(self, operand: Logits, target: Target, spec: Spec) -> None:
+        super().__init__(operand, target, spec)
         self.ids, self.tail = self.arrays["teacher_ids"], self.options.choice("tail")
+        transform = self.transform
         if target.allowed is not None:  # the others have no part in either side
             is_in = allowed.contains(target.allowed, jnp.maximum(self.ids, 0))
             self.ids = jnp.where(is_in, self.ids, -1)
@@ -405,17 +398,15 @@ class _ColumnsRows(_TeacherRows):
 class _ProbabilityRows(_Rows):
     """Class probabilities."""
 
-    def __init__(
-        self, operand: Logits, target: Target, transform: LogitTransform, spec: Spec
-    ) -> None:
-        super().__init__(operand, target, transform, spec)
+    def __init__(self, operand: Logits, target: Target, spec: Spec) -> None:
+        super().__init__(operand, target, spec)
         # s/V, over the classes that are allowed.
         smoothing, words = self.options.plain("label_smoothing"), target.allowed
         self.smoothed: Number = smoothing / spec.columns
         if words is not None:
             self.smoothed = smoothing / jnp.maximum(allowed.count(words, spec.columns), 1)[:, None]
         self.smoothing = smoothing
-        self.stats = stats = row_stats(self.swept(self.logits, transform))
+        self.stats = stats = row_stats(self.swept(self.logits, self.transform))
         rows = jnp.arange(self.labels.size)
         self.of_label = self._weighed(
             self.arrays["target_probs"][rows, self.labels][:, None],
@@ -466,15 +457,13 @@ class _ProbabilityRows(_Rows):
         return smooth if weights is None else smooth * weights
 
 
-def _rows_of(
-    operand: Logits, target: Target, transform: LogitTransform, spec: Spec, state: Any = None
-) -> _Rows:
+def _rows_of(operand: Logits, target: Target, spec: Spec, state: Any = None) -> _Rows:
     assert target.options is not None
     loss = target.options.function.loss
     if loss == "distillation":
-        return _LogitsRows(operand, target, transform, spec, state)
+        return _LogitsRows(operand, target, spec, state)
     rows = _ColumnsRows if loss == "sparse_distillation" else _ProbabilityRows
-    return rows(operand, target, transform, spec)
+    return rows(operand, target, spec)
 
 
 class _Part(NamedTuple):

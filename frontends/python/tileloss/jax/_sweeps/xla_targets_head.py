@@ -24,7 +24,6 @@ from tileloss.jax._sweeps.operands import (
     TargetRows,
     output_dtype,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 from tileloss.jax._sweeps.xla import (
     as_seen,
     hidden_as_seen,
@@ -32,6 +31,7 @@ from tileloss.jax._sweeps.xla import (
     only_used,
     over_tiles,
     product,
+    rounded,
     stored,
     tile,
 )
@@ -40,21 +40,19 @@ ROWS = 128  # of a step
 Outputs = dict[str, Array]
 
 
-def forward(operand: LmHead, target: Target, transform: LogitTransform, spec: Spec) -> Swept:
+def forward(operand: LmHead, target: Target, spec: Spec) -> Swept:
     heads = _Heads(operand, target, spec)
 
     def step(outputs: Outputs, start: Array | int, rows: int) -> Outputs:
-        swept = xla_targets.forward(*heads.rows(start, rows), transform, spec)
+        swept = xla_targets.forward(*heads.rows(start, rows), spec)
         return _stored_rows(outputs, swept.outputs, start)
 
     labels = target.labels
     return Swept(over_tiles(labels.shape[0], ROWS, step, _no_outputs(labels, spec)), ())
 
 
-def backward(
-    operand: LmHead, target: Target, rows: TargetRows, transform: LogitTransform, spec: Spec
-) -> LmHead:
-    return rows_and_grad(operand, target, rows.weights, transform, spec)[1]
+def backward(operand: LmHead, target: Target, rows: TargetRows, spec: Spec) -> LmHead:
+    return rows_and_grad(operand, target, rows.weights, spec)[1]
 
 
 class _Carry(NamedTuple):
@@ -63,7 +61,7 @@ class _Carry(NamedTuple):
 
 
 def rows_and_grad(
-    operand: LmHead, target: Target, weights: Array, transform: LogitTransform, spec: Spec
+    operand: LmHead, target: Target, weights: Array, spec: Spec
 ) -> tuple[Outputs, LmHead]:
     assert operand.hidden is not None
     labels, layout = target.labels, spec.head_layout.lower()
@@ -73,9 +71,7 @@ def rows_and_grad(
 
     def step(carry: _Carry, start: Array | int, rows: int) -> _Carry:
         of_rows = tile(weights, start, rows, axis=0)
-        found, (gradient,) = xla_targets.rows_and_grad(
-            *heads.rows(start, rows), of_rows, transform, spec
-        )
+        found, (gradient,) = xla_targets.rows_and_grad(*heads.rows(start, rows), of_rows, spec)
         dx = as_seen(gradient, spec)
         here, sums = heads.student_rows(start, rows), carry.sums._asdict()
         for name in ("", "_r"):
@@ -98,26 +94,16 @@ def rows_and_grad(
     sums, _ = varying_alike((sums, labels))
     carry = _Carry(_no_outputs(labels, spec), sums)
     outputs, sums = over_tiles(labels.shape[0], ROWS, step, carry)
-    # Where the head holds NaN or inf, 0 times it is in rows that are not used.
-    of_rows = {n: getattr(sums, n) for n in ("hidden", "hidden_r")}
-    of_rows = {n: jnp.where(used, x, 0.0) for n, x in of_rows.items() if x is not None}
-    sums = sums._replace(**of_rows)
-    rounded = (
-        None if x is None or total is None else total.astype(x.dtype)
-        for x, total in zip(operand, sums, strict=True)
-    )
-    return outputs, LmHead(*rounded)
+    return outputs, rounded(sums, operand, used, spec)
 
 
 class _Heads:
     """Both sides' logits, some rows at a time."""
 
     def __init__(self, operand: LmHead, target: Target, spec: Spec) -> None:
-        assert operand.head is not None
         arrays = dict(target.arrays)
         self.spec, self.target = spec, target
-        head_r = None if operand.head_r is None else as_seen(operand.head_r, spec)
-        self.student = operand._replace(head=as_seen(operand.head, spec), head_r=head_r)
+        self.student = operand.mapped("head", lambda x: as_seen(x, spec))
         self.teacher = None
         if "teacher_head" in arrays:
             hidden, head = arrays.pop("teacher_hidden"), as_seen(arrays.pop("teacher_head"), spec)
@@ -142,12 +128,7 @@ class _Heads:
         return self._side_rows(self.student, start, rows)
 
     def _side_rows(self, side: LmHead, start: Array | int, rows: int) -> LmHead:
-        hidden, hidden_r = side.hidden, side.hidden_r
-        assert hidden is not None
-        some = side._replace(
-            hidden=tile(hidden, start, rows, axis=0),
-            hidden_r=None if hidden_r is None else tile(hidden_r, start, rows, axis=0),
-        )
+        some = side.mapped("hidden", lambda x: tile(x, start, rows, axis=0))
         return hidden_as_seen(some, self.spec)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileloss._core.row_states import MEAN_OUTPUT, float_arrays
 from tileloss._core.structs import BACKWARD
-from tileloss.torch._apply import Ctx, once, rescaled
+from tileloss.torch._apply import Ctx, Gradients, once, padded, rescaled
 from tileloss.torch._call import Call
 from tileloss.torch._operators import OPERATORS
 from tileloss.torch.distributed._fused import ValueAndGradient
@@ -87,35 +87,32 @@ class _Sharded(torch.autograd.Function):
         floats = [None if state is None else state.floats for state in met.states]
         ctx.save_for_backward(*flat, *floats, met.sums)
         ctx.request, ctx.group, ctx.in_place = request, group, in_place
+        ctx.num_inputs = 3 + len(flat)
         return results
 
     @staticmethod
-    def backward(ctx: Ctx, *grads: Tensor | None) -> Any:
-        gradients = _gradients(ctx, *grads)
-        rest = len(ctx.needs_input_grad) - 3 - len(gradients)
-        return None, None, None, *gradients, *(None,) * rest
+    @padded
+    @once
+    def backward(ctx: Ctx, *grads: Tensor | None) -> Gradients:
+        request: Request = ctx.request
+        names = OPERATORS[request.name].upstream
+        upstream = grads[: len(names)]
+        if all(grad is None for grad in upstream):
+            return ()
+        *flat, sums = ctx.saved_tensors
+        end = -len(request.all_bits())
+        given = request.operands(flat[:end])
+        nothing = given.labels.new_empty(0, dtype=torch.int64)
+        states = tuple(None if floats is None else State(floats, nothing) for floats in flat[end:])
+        needs = ctx.needs_input_grad[3 : 3 + len(request.arguments.matrices)]
 
+        def run(call: Call) -> None:
+            call.set_upstream(names, _scale_mean_grad(request, upstream))
+            Met(states, sums).set(request, call)
+            call.run(BACKWARD, request.workspace_bytes)
 
-@once
-def _gradients(ctx: Ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    request: Request = ctx.request
-    names = OPERATORS[request.name].upstream
-    upstream = grads[: len(names)]
-    if all(grad is None for grad in upstream):
-        return ()
-    *flat, sums = ctx.saved_tensors
-    end = -len(request.all_bits())
-    given = request.operands(flat[:end])
-    nothing = given.labels.new_empty(0, dtype=torch.int64)
-    states = tuple(None if floats is None else State(floats, nothing) for floats in flat[end:])
-    needs = ctx.needs_input_grad[3 : 3 + len(request.arguments.matrices)]
-
-    def run(call: Call) -> None:
-        call.set_upstream(names, _scale_mean_grad(request, upstream))
-        Met(states, sums).set(request, call)
-        call.run(BACKWARD, request.workspace_bytes)
-
-    return gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
+        gradients = gradients_of(request, given, needs, ctx.group, ctx.in_place, run)
+        return None, None, None, *gradients
 
 
 def _scale_mean_grad(request: Request, upstream: Upstream) -> Upstream:
@@ -144,18 +141,16 @@ class _WithGradient(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*found.results[1:])
         ctx.save_for_backward(*gradients)
+        ctx.num_inputs = 3 + len(flat)
         return *found.results, *gradients
 
     @staticmethod
-    def backward(ctx: Ctx, *grads: Tensor | None) -> Any:
-        gradients = _scaled(ctx, *grads)
-        rest = len(ctx.needs_input_grad) - 3 - len(gradients)
-        return None, None, None, *gradients, *(None,) * rest
-
-
-@once
-def _scaled(ctx: Ctx, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return ()
-    saved = ctx.saved_tensors
-    return tuple(None if g is None else rescaled(g.detach(), grad, True) for g in saved)
+    @padded
+    @once
+    def backward(ctx: Ctx, grad: Tensor | None, *_: Tensor | None) -> Gradients:
+        if grad is None:
+            return ()
+        gradients = (
+            g if g is None else rescaled(g.detach(), grad, True) for g in ctx.saved_tensors
+        )
+        return None, None, None, *gradients

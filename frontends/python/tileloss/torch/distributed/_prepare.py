@@ -101,7 +101,8 @@ class Given(NamedTuple):
 
 
 def given_of(function: str, arguments: Mapping[str, Any]) -> Given:
-    """``function``: its name from logits. ``arguments``: of the public function, by name."""
+    """``function``: its name from logits. ``arguments``: of the public function, by name, its options apart."""
+    arguments = {**arguments, **arguments["options"]}
     is_linear, target = "linear_weight" in arguments, arguments["target"]
     named = {name: arguments[name] for name in PUBLIC_OPTIONS[function] if name in arguments}
 
@@ -122,7 +123,7 @@ def given_of(function: str, arguments: Mapping[str, Any]) -> Given:
     }
     if "target_probs" in tensors:
         tensors["labels"] = None
-    own = {name: arguments[name] for name in Given._fields if name in arguments}
+    own = {name: x for name, x in arguments.items() if name in Given._fields and name != "options"}
     if isinstance(own.get("outputs"), Iterator):  # to be read more than once
         own["outputs"] = tuple(own["outputs"])
     return Given(function=function, tensors=tensors, options=options, is_linear=is_linear, **own)
@@ -290,7 +291,7 @@ def _sides(
     student, label = encoded(scale, softcap, temperature), options.get("label_temperature")
     if "target_probs" in given.target:
         return student, None, None
-    own = (options[f"teacher_{name}"] for name in ("logit_scale", "softcap", "temperature"))
+    own = (options.get(f"teacher_{name}") for name in ("logit_scale", "softcap", "temperature"))
     both = zip(own, (scale, softcap, temperature), strict=True)
     teacher = encoded(*(x if given is None else given for given, x in both))
     return student, teacher, None if label is None else encoded(scale, softcap, label)

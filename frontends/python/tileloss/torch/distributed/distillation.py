@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tileloss._core.arguments import DistillationArguments
 from tileloss._core.other_names import explains_names
 from tileloss.torch._outputs import DistillationRows, checked_outputs, with_rows
 from tileloss.torch.distributed._prepare import Given, call, given_of
 
 Group = dist.ProcessGroup | None
-Number = float | Tensor
 
 
 @explains_names
@@ -27,27 +27,7 @@ def distillation(
     vocab_start: int | None = None,
     outputs: Iterable[str] = (),
     inplace_backward: bool = False,
-    # generated: arguments of distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Tensor]],
 ) -> Any:
     """`tileloss.torch.distillation` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
 
@@ -93,27 +73,7 @@ def linear_distillation(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
-    # generated: arguments of distillation but temperature_on
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    valid_vocab: int | None = None,
-    ignore_index: int = -100,
-    divergence: str = "forward_kl",
-    reduction: str = "mean",
-    beta: float = 0.5,
-    label_weight: Number = 0.0,
-    divergence_weight: Number = 1.0,
-    label_temperature: Number | None = None,
-    teacher_logit_scale: float | None = None,
-    teacher_softcap: float | None = None,
-    teacher_temperature: Number | None = None,
-    num_items: Number | None = None,
-    scale_by_temperature_squared: bool = False,
-    # end of generated
+    **options: Unpack[DistillationArguments[Tensor]],
 ) -> Any:
     """`distillation` of this module with both LM heads cut over the group by their classes, alike.
 

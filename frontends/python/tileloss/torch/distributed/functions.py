@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tileloss._core.arguments import CrossEntropyArguments, LogprobsArguments
 from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import empty_slots
 from tileloss.torch._outputs import RowOutputs, checked_outputs, rows_of
 from tileloss.torch.distributed._prepare import Given, call, given_of
 
 Group = dist.ProcessGroup | None
-Number = float | Tensor
 
 
 @explains_names
@@ -26,21 +27,8 @@ def cross_entropy(
     group: Group = None,
     vocab_start: int | None = None,
     inplace_backward: bool = False,
-    # generated: arguments of cross_entropy
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """`tileloss.torch.cross_entropy` of logits whose vocabulary is cut over a group: every rank gets the loss of all of it.
 
@@ -84,21 +72,8 @@ def linear_cross_entropy(
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
     grad_in_forward: bool | None = None,
-    # generated: arguments of cross_entropy
-    mask: Tensor | None = None,
-    token_weights: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    num_items: Number | None = None,
-    reduction: str = "mean",
-    # end of generated
+    **options: Unpack[CrossEntropyArguments[Tensor]],
 ) -> Tensor:
     """`tileloss.torch.linear_cross_entropy` with the LM head cut over a group by its classes.
 
@@ -132,15 +107,8 @@ def logprobs(
     vocab_start: int | None = None,
     outputs: Iterable[str] = ("logp",),
     inplace_backward: bool = False,
-    # generated: arguments of logprobs
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """`tileloss.torch.logprobs` of logits whose vocabulary is cut over a group. argmax is a class of the whole vocabulary, as are
     the labels, [...] or [..., K].
@@ -164,15 +132,8 @@ def linear_logprobs(
     compute_dtype: torch.dtype | None = None,
     workspace_bytes: int | None = None,
     linear_weight_grad: Tensor | None = None,
-    # generated: arguments of logprobs
-    allowed: Tensor | None = None,
-    logit_scale: float = 1.0,
-    softcap: float = 0.0,
-    temperature: Number = 1.0,
-    temperature_on: str = "logits",
-    valid_vocab: int | None = None,
     ignore_index: int = -100,
-    # end of generated
+    **options: Unpack[LogprobsArguments[Tensor]],
 ) -> RowOutputs:
     """`logprobs` of this module with the LM head cut over a group: arguments as `linear_cross_entropy`."""
     return _rows(given_of("logprobs", locals()), ignore_index)

@@ -19,6 +19,7 @@ class WithOptions(nn.Module):
         super().__init__()
         parameters = inspect.signature(self._function).parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "weight"]
+        given = {**given, **given["options"]}
         self.options = {name: given[name] for name in names if name in given}
 
     def _call(self, input: Any, *given: Any, low_rank: Any = None, **named: Any) -> Any:

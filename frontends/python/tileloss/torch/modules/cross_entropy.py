@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import CrossEntropyOptions
+from tileloss._core.other_names import explains_names
 from tileloss.torch.cross_entropy import cross_entropy, linear_cross_entropy
 from tileloss.torch.modules._base import WithHead, WithOptions
 
@@ -42,23 +46,15 @@ class CrossEntropyLoss(_CrossEntropy):
 
     _function = staticmethod(cross_entropy)
 
+    @explains_names
     def __init__(
         self,
         weight: Tensor | None = None,
         *,
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: options of cross_entropy but num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        temperature_on: str = "logits",
-        valid_vocab: int | None = None,
         ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        reduction: str = "mean",
-        # end of generated
+        **options: Unpack[CrossEntropyOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
         self.register_buffer("weight", weight)
@@ -79,6 +75,7 @@ class LinearCrossEntropyLoss(_CrossEntropy, WithHead):
 
     _function = staticmethod(linear_cross_entropy)
 
+    @explains_names
     def __init__(
         self,
         in_features: int,
@@ -92,16 +89,7 @@ class LinearCrossEntropyLoss(_CrossEntropy, WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: options of cross_entropy but ignore_index, num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        temperature_on: str = "logits",
-        valid_vocab: int | None = None,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        reduction: str = "mean",
-        # end of generated
+        **options: Unpack[CrossEntropyOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
         self.register_buffer("weight", weight)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import DistillationOptions, SparseDistillationOptions
+from tileloss._core.other_names import explains_names
 from tileloss.torch.distillation import distillation, linear_distillation
 from tileloss.torch.modules._base import WithHead, WithOptions
 from tileloss.torch.sparse_distillation import linear_sparse_distillation, sparse_distillation
@@ -20,29 +22,14 @@ class DistillationLoss(WithOptions):
 
     _function = staticmethod(distillation)
 
+    @explains_names
     def __init__(
         self,
         *,
         outputs: Iterable[str] = (),
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: options of distillation but temperature_on, num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        valid_vocab: int | None = None,
-        ignore_index: int = -100,
-        divergence: str = "forward_kl",
-        reduction: str = "mean",
-        beta: float = 0.5,
-        label_weight: Number = 0.0,
-        divergence_weight: Number = 1.0,
-        label_temperature: Number | None = None,
-        teacher_logit_scale: float | None = None,
-        teacher_softcap: float | None = None,
-        teacher_temperature: Number | None = None,
-        scale_by_temperature_squared: bool = False,
-        # end of generated
+        **options: Unpack[DistillationOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
 
@@ -74,6 +61,7 @@ class LinearDistillationLoss(WithHead):
 
     _function = staticmethod(linear_distillation)
 
+    @explains_names
     def __init__(
         self,
         in_features: int,
@@ -86,23 +74,7 @@ class LinearDistillationLoss(WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: options of distillation but temperature_on, num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        valid_vocab: int | None = None,
-        ignore_index: int = -100,
-        divergence: str = "forward_kl",
-        reduction: str = "mean",
-        beta: float = 0.5,
-        label_weight: Number = 0.0,
-        divergence_weight: Number = 1.0,
-        label_temperature: Number | None = None,
-        teacher_logit_scale: float | None = None,
-        teacher_softcap: float | None = None,
-        teacher_temperature: Number | None = None,
-        scale_by_temperature_squared: bool = False,
-        # end of generated
+        **options: Unpack[DistillationOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
 
@@ -154,27 +126,14 @@ class SparseDistillationLoss(_SparseDistillation):
 
     _function = staticmethod(sparse_distillation)
 
+    @explains_names
     def __init__(
         self,
         *,
         outputs: Iterable[str] = (),
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: options of sparse_distillation but temperature_on, num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        valid_vocab: int | None = None,
-        ignore_index: int = -100,
-        divergence: str = "forward_kl",
-        reduction: str = "mean",
-        beta: float = 0.5,
-        label_weight: Number = 0.0,
-        divergence_weight: Number = 1.0,
-        label_temperature: Number | None = None,
-        scale_by_temperature_squared: bool = False,
-        tail: str = "lump",
-        # end of generated
+        **options: Unpack[SparseDistillationOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
 
@@ -189,6 +148,7 @@ class LinearSparseDistillationLoss(_SparseDistillation, WithHead):
 
     _function = staticmethod(linear_sparse_distillation)
 
+    @explains_names
     def __init__(
         self,
         in_features: int,
@@ -201,20 +161,6 @@ class LinearSparseDistillationLoss(_SparseDistillation, WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: options of sparse_distillation but temperature_on, num_items
-        logit_scale: float = 1.0,
-        softcap: float = 0.0,
-        temperature: Number = 1.0,
-        valid_vocab: int | None = None,
-        ignore_index: int = -100,
-        divergence: str = "forward_kl",
-        reduction: str = "mean",
-        beta: float = 0.5,
-        label_weight: Number = 0.0,
-        divergence_weight: Number = 1.0,
-        label_temperature: Number | None = None,
-        scale_by_temperature_squared: bool = False,
-        tail: str = "lump",
-        # end of generated
+        **options: Unpack[SparseDistillationOptions[Tensor]],
     ) -> None:
         super().__init__(locals())

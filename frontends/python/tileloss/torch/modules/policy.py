@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from tileloss._core.arguments import PolicyLossOptions
+from tileloss._core.other_names import explains_names
 from tileloss.torch.modules._base import WithHead, WithOptions
 from tileloss.torch.policy import linear_policy_loss, policy_loss
 
@@ -56,6 +58,7 @@ class PolicyLoss(_Policy):
 
     _function = staticmethod(policy_loss)
 
+    @explains_names
     def __init__(
         self,
         preset: str | None = None,
@@ -63,46 +66,7 @@ class PolicyLoss(_Policy):
         return_metrics: bool = False,
         grad_in_forward: bool | None = None,
         inplace_backward: bool = False,
-        # generated: options of policy_loss but num_items
-        logit_scale: float | None = None,
-        softcap: float | None = None,
-        temperature: Number | None = None,
-        temperature_on: str | None = None,
-        valid_vocab: int | None = None,
-        ignore_index: int | None = None,
-        kind: str | None = None,
-        ratio_level: str | None = None,
-        aggregation: str | None = None,
-        advantage_level: str | None = None,
-        cispo_cap: str | None = None,
-        epsilon_low: Number | None = None,
-        epsilon_high: Number | None = None,
-        delta: Number | None = None,
-        dual_clip: Number | None = None,
-        cap_low: Number | None = None,
-        tau_pos: float | None = None,
-        tau_neg: float | None = None,
-        vespo_k_pos: float | None = None,
-        vespo_lambda_pos: float | None = None,
-        vespo_k_neg: float | None = None,
-        vespo_lambda_neg: float | None = None,
-        log_ratio_clamp: float | None = None,
-        sampler_correction: str | None = None,
-        sampler_level: str | None = None,
-        sampler_min: float | None = None,
-        sampler_max: float | None = None,
-        off_policy_threshold: float | None = None,
-        entropy_quantile: float | None = None,
-        entropy_threshold: Number | None = None,
-        beta: Number | None = None,
-        kl_estimator: str | None = None,
-        kl_importance: bool | None = None,
-        kl_log_ratio_clamp: float | None = None,
-        kl_clamp: float | None = None,
-        entropy_coef: Number | None = None,
-        entropy_reduction: str | None = None,
-        max_length: int | None = None,
-        # end of generated
+        **options: Unpack[PolicyLossOptions[Tensor]],
     ) -> None:
         super().__init__(locals())
 
@@ -118,6 +82,7 @@ class LinearPolicyLoss(_Policy, WithHead):
 
     _function = staticmethod(linear_policy_loss)
 
+    @explains_names
     def __init__(
         self,
         in_features: int,
@@ -131,45 +96,6 @@ class LinearPolicyLoss(_Policy, WithHead):
         compute_dtype: torch.dtype | None = None,
         workspace_bytes: int | None = None,
         grad_in_forward: bool | None = None,
-        # generated: options of policy_loss but num_items
-        logit_scale: float | None = None,
-        softcap: float | None = None,
-        temperature: Number | None = None,
-        temperature_on: str | None = None,
-        valid_vocab: int | None = None,
-        ignore_index: int | None = None,
-        kind: str | None = None,
-        ratio_level: str | None = None,
-        aggregation: str | None = None,
-        advantage_level: str | None = None,
-        cispo_cap: str | None = None,
-        epsilon_low: Number | None = None,
-        epsilon_high: Number | None = None,
-        delta: Number | None = None,
-        dual_clip: Number | None = None,
-        cap_low: Number | None = None,
-        tau_pos: float | None = None,
-        tau_neg: float | None = None,
-        vespo_k_pos: float | None = None,
-        vespo_lambda_pos: float | None = None,
-        vespo_k_neg: float | None = None,
-        vespo_lambda_neg: float | None = None,
-        log_ratio_clamp: float | None = None,
-        sampler_correction: str | None = None,
-        sampler_level: str | None = None,
-        sampler_min: float | None = None,
-        sampler_max: float | None = None,
-        off_policy_threshold: float | None = None,
-        entropy_quantile: float | None = None,
-        entropy_threshold: Number | None = None,
-        beta: Number | None = None,
-        kl_estimator: str | None = None,
-        kl_importance: bool | None = None,
-        kl_log_ratio_clamp: float | None = None,
-        kl_clamp: float | None = None,
-        entropy_coef: Number | None = None,
-        entropy_reduction: str | None = None,
-        max_length: int | None = None,
-        # end of generated
+        **options: Unpack[PolicyLossOptions[Tensor]],
     ) -> None:
         super().__init__(locals())

@@ -20,7 +20,6 @@ from jax import Array
 from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.by_rows import map_by_rows
 from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Operand, Spec, Target
-from tileloss.jax._sweeps.transform import LogitTransform
 
 try:
     from tileloss.jax._sweeps.tpu import head, logits
@@ -30,29 +29,25 @@ else:
     _MISSING = ""
 
 
-def forward(operand: Operand, target: Target, transform: LogitTransform, spec: Spec) -> RowState:
+def forward(operand: Operand, target: Target, spec: Spec) -> RowState:
     """The row states of the columns that ``spec`` names."""
 
-    def sweep(operand: Operand, target: Target, rows: None, scale: LogitTransform) -> RowState:
+    def sweep(operand: Operand, target: Target, rows: None) -> RowState:
         of: Any = logits.forward if isinstance(operand, Logits) else head.forward
-        state: RowState = of(operand, target, scale, spec)
+        state: RowState = of(operand, target, spec)
         return state._replace(smoothing_weight=None)
 
     found: Any = RowState(**dict.fromkeys(spec.sums.arrays, True))  # type: ignore[arg-type]
-    state: RowState = _by_rows(sweep, (operand, target, None, transform), found, spec)
+    state: RowState = _by_rows(sweep, (operand, target, None), found, spec)
     return state._replace(smoothing_weight=target.smoothing_weight(spec))
 
 
-def backward(
-    operand: Operand, target: Target, rows: BackwardRows, transform: LogitTransform, spec: Spec
-) -> Operand:
+def backward(operand: Operand, target: Target, rows: BackwardRows, spec: Spec) -> Operand:
     """dL/dlogits, in their memory where nobody reads them later; or dhidden, dhead, dbias as ``spec.needs_grad`` names them."""
 
-    def sweep(
-        operand: Operand, target: Target, rows: BackwardRows, scale: LogitTransform
-    ) -> Operand:
+    def sweep(operand: Operand, target: Target, rows: BackwardRows) -> Operand:
         of: Any = logits.backward if isinstance(operand, Logits) else head.backward
-        gradient: Operand = of(operand, target, rows, scale, spec)
+        gradient: Operand = of(operand, target, rows, spec)
         return gradient
 
     kind: Any = type(operand)
@@ -60,7 +55,7 @@ def backward(
     if isinstance(operand, LmHead):
         parts = zip(operand, spec.needs_grad, found, strict=False)
         found = LmHead(*(cut if x is not None and asked else None for x, asked, cut in parts))
-    gradient: Any = _by_rows(sweep, (operand, target, rows, transform), found, spec)
+    gradient: Any = _by_rows(sweep, (operand, target, rows), found, spec)
     if spec.row_axes is not None:  # a sum over devices is rounded once it is made
         pairs: Any = zip(gradient, operand, strict=True)
         gradient = kind(*(None if g is None else g.astype(x.dtype) for g, x in pairs))
@@ -72,17 +67,17 @@ def _by_rows(sweep: Callable[..., Any], arguments: tuple[Any, ...], found: Any, 
     """sweep(*arguments), on every device of a mesh for its rows. ``found``: a tree as the result's, whether an array has rows."""
     if spec.row_axes is None:
         return sweep(*arguments)
-    operand, target, rows, transform = arguments
-    traced = transform.temperature if isinstance(transform.temperature, Array) else None
-    arrays, tree = jax.tree.flatten((operand, (target.labels, rows), target.arrays, traced))
+    operand, target, rows = arguments
+    of_columns = target.arrays, target.transform
+    arrays, tree = jax.tree.flatten((operand, (target.labels, rows), of_columns))
     has_rows = [x.ndim > 0 for x in jax.tree.leaves((target.labels, rows))]
     of_operand = [True, *[False] * (len(jax.tree.leaves(operand)) - 1)]
     others = [False] * (len(arrays) - len(of_operand) - len(has_rows))
 
     def call(*arrays: Array) -> Sequence[Array]:
-        operand, (labels, rows), of_columns, traced = jax.tree.unflatten(tree, arrays)
-        scale = transform if traced is None else transform._replace(temperature=traced)
-        return jax.tree.leaves(sweep(operand, Target(labels, of_columns), rows, scale))
+        operand, (labels, rows), (given, transform) = jax.tree.unflatten(tree, arrays)
+        target = Target(labels, given, transform=transform)
+        return jax.tree.leaves(sweep(operand, target, rows))
 
     flags, tree_of_found = jax.tree.flatten(found)
     mapped = map_by_rows(call, spec.row_axes, [*of_operand, *has_rows, *others], flags)

@@ -27,8 +27,6 @@ from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
 from tileloss.jax._sweeps.tpu.logits import step_forward
 from tileloss.jax._sweeps.tpu.rows import (
     Cut,
-    empty_state,
-    gradient_rows,
     merged,
     padded,
     state_shape,
@@ -40,10 +38,8 @@ from tileloss.jax._sweeps.tpu.tiles import (
     Given,
     Ref,
     Tiles,
-    TileTransform,
     gradient,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 
 class _Products(NamedTuple):
@@ -52,8 +48,9 @@ class _Products(NamedTuple):
     layout: str  # the head's: "VH" or "HV"
     dtype: DTypeLike  # what the products see
 
-    def logits(self, hidden: Ref, head: Ref, bias: Ref | None) -> Array:
-        """float32 [rows, columns]."""
+    def logits(self, operand: Any) -> Array:
+        """float32 [rows, columns]. ``operand``: an LmHead of references."""
+        hidden, head, bias, *_ = operand
         of_head = self.layout.index("H")
         x = self._product(hidden[...], head[...], 1, of_head)
         return x if bias is None else x + bias[...]
@@ -86,57 +83,42 @@ class _Products(NamedTuple):
         )
 
 
-def forward(
-    operand: LmHead,
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
-) -> RowState:
+def forward(operand: LmHead, target: Target, spec: Spec, blocks: Blocks | None = None) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
     if spec.first:  # a copy, as blocks begin at their multiples
         operand = _columns_from(operand, spec)
     rows = target.labels.shape[0]
     if not rows or not spec.columns:
-        return empty_state(rows, spec.sums)
+        return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("head_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
-    weights = target.class_weights if spec.sums.smoothing_sum else None
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     (state,) = cut.run(
         partial(_head_forward, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        (_operand(operand, cut),),
         (cut.rows_of(state_shape(rows, spec.sums)),),
-        weights=weights,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((1, LANES), jnp.float32)),
     )
-    return merged(state, weights, spec.columns)
+    return merged(state, target.class_weights, spec.columns)
 
 
 def _head_forward(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
+    x: LmHead,
     given: Given,
     state: RowState,
     tile: Ref,
     seen: Ref,
-    *,
     tiles: Tiles,
     products: _Products,
-    transform: TileTransform,
 ) -> None:
-    tile[...] = products.logits(hidden, head, bias)
-    step_forward(tile, given, state, seen, tiles, transform)
+    tile[...] = products.logits(x)
+    step_forward(tile, given, state, seen, tiles)
 
 
 def backward(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: tuple[Blocks, Blocks] | None = None,
 ) -> LmHead:
@@ -151,9 +133,9 @@ def backward(
     of_dhidden, of_dhead = blocks or (None, None)
     dhidden = dhead = dbias = None
     if differentiated.hidden is not None:
-        dhidden = _run_dhidden(operand, target, rows, transform, spec, of_dhidden)
+        dhidden = _run_dhidden(operand, target, rows, spec, of_dhidden)
     if differentiated.head is not None or differentiated.bias is not None:
-        dhead, dbias = _run_dhead(differentiated, operand, target, rows, transform, spec, of_dhead)
+        dhead, dbias = _run_dhead(differentiated, operand, target, rows, spec, of_dhead)
     return LmHead(dhidden, dhead, dbias)
 
 
@@ -161,7 +143,6 @@ def _run_dhidden(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: Blocks | None,
 ) -> Array:
@@ -169,46 +150,34 @@ def _run_dhidden(
     assert hidden is not None
     blocks = blocks or blocks_for(call_of("head_dhidden", operand, spec))
     count, width = hidden.shape
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), count)
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     shape = shaped((count, width), spec.dhidden_dtype or hidden.dtype)
     (dhidden,) = cut.run(
         partial(_head_dhidden, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        (_operand(operand, cut),),
         (Blocked(shape, (blocks.rows, width), cut.row_index),),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM((blocks.rows, width), jnp.float32)),
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     return dhidden
 
 
 def _head_dhidden(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
-    given: Given,
-    dhidden: Ref,
-    tile: Ref,
-    sums: Ref,
-    *,
-    tiles: Tiles,
-    products: _Products,
-    transform: TileTransform,
+    x: LmHead, given: Given, dhidden: Ref, tile: Ref, sums: Ref, tiles: Tiles, products: _Products
 ) -> None:
+    head: Ref = x.head
     j = pl.program_id(1)
 
     @pl.when(j == 0)
     def _() -> None:
         sums[...] = jnp.zeros_like(sums)
 
-    tile[...] = products.logits(hidden, head, bias)
+    tile[...] = products.logits(x)
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, given, columns, transform)
+        gradient(tile, tile, given, columns, tiles.transform)
         sums[...] += products.dhidden(tile[...], products.valid(head[...], left))
 
     tiles.visit(j, step)
@@ -225,7 +194,6 @@ def _run_dhead(
     operand: LmHead,
     target: Target,
     rows: BackwardRows,
-    transform: LogitTransform,
     spec: Spec,
     blocks: Blocks | None,
 ) -> tuple[Array | None, Array | None]:
@@ -233,21 +201,18 @@ def _run_dhead(
     assert hidden is not None and head is not None
     blocks = blocks or blocks_for(call_of("head_dhead", operand, spec))
     width, vocab = hidden.shape[1], head.shape[spec.head_layout.index("V")]
-    cut = Cut(blocks, tiles_of(blocks, spec, vocab), hidden.shape[0], rows_axis=1)
+    cut = Cut(blocks, tiles_of(blocks, spec, vocab), target, spec, rows_axis=1)
     shapes = jax.tree.map(lambda x: shaped(x.shape, _summed_in(x, spec)), differentiated)
     if shapes.bias is not None:
         shapes = shapes._replace(bias=shaped((1, vocab), jnp.float32))
-    of_head: Any = _blocked_head(shapes.head, width, spec, cut)
+    of_head: Any = _blocked_head(shapes.head, width, cut)
     dhead, dbias = cut.run(
         partial(_head_dhead, products=_products(spec)),
-        _operands(operand, target, spec, cut),
-        target,
-        transform,
+        (_operand(operand, cut),),
         (of_head, Blocked(shapes.bias, (1, blocks.columns), cut.class_index)),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM(blocks, jnp.float32), pltpu.VMEM(of_head.block, jnp.float32)),
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     if dbias is not None and differentiated.bias is not None:
         dbias = dbias[0].astype(_summed_in(differentiated.bias, spec))
@@ -260,19 +225,16 @@ def _summed_in(x: Array, spec: Spec) -> DTypeLike:
 
 
 def _head_dhead(
-    hidden: Ref,
-    head: Ref,
-    bias: Ref | None,
+    x: LmHead,
     given: Given,
     dhead: Ref | None,
     dbias: Ref | None,
     tile: Ref,
     sums: Ref,
-    *,
     tiles: Tiles,
     products: _Products,
-    transform: TileTransform,
 ) -> None:
+    hidden: Ref = x.hidden
     j, i = pl.program_id(0), pl.program_id(1)
 
     @pl.when(i == 0)
@@ -281,11 +243,11 @@ def _head_dhead(
         if dbias is not None:
             dbias[...] = jnp.zeros_like(dbias)
 
-    tile[...] = products.logits(hidden, head, bias)
+    tile[...] = products.logits(x)
 
     def step(left: Array | int | None) -> None:
         columns = Columns(j * tiles.width, left)
-        gradient(tile, tile, given, columns, transform)
+        gradient(tile, tile, given, columns, tiles.transform)
 
     tiles.visit(j, step)
     if dbias is not None:
@@ -340,21 +302,19 @@ def _columns_from(operand: LmHead, spec: Spec) -> LmHead:
     return LmHead(hidden, head, None if bias is None else cut(bias))
 
 
-def _blocked_head(head: Any, width: int, spec: Spec, cut: Cut) -> Blocked:
-    if spec.head_layout == "HV":
+def _blocked_head(head: Any, width: int, cut: Cut) -> Blocked:
+    if cut.spec.head_layout == "HV":
         return Blocked(head, (width, cut.blocks.columns), cut.class_index)
     return Blocked(head, (cut.blocks.columns, width), lambda *at: cut.class_index(*at)[::-1])
 
 
-def _operands(operand: LmHead, target: Target, spec: Spec, cut: Cut) -> tuple[Blocked, ...]:
-    """Hidden states, head and bias."""
+def _operand(operand: LmHead, cut: Cut) -> Any:
+    """An LmHead of Blocked."""
     hidden, head, bias, *_ = operand
     assert hidden is not None
     rows, width = cut.blocks.rows, hidden.shape[1]
-    is_used = (target.labels != UNUSED)[:, None]
-    seen = padded(jnp.where(is_used, hidden, 0).astype(spec.compute_dtype), rows)
-    return (
-        Blocked(seen, (rows, width), cut.row_index),
-        _blocked_head(head, width, spec, cut),
-        cut.classes_of(bias),
-    )
+    is_used = (cut.target.labels != UNUSED)[:, None]
+    seen = padded(jnp.where(is_used, hidden, 0).astype(cut.spec.compute_dtype), rows)
+    blocked: Any = Blocked(seen, (rows, width), cut.row_index)
+    of_head: Any = _blocked_head(head, width, cut)
+    return LmHead(blocked, of_head, cut.classes_of(bias))  # type: ignore[arg-type]

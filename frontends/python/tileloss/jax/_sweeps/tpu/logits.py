@@ -19,8 +19,6 @@ from tileloss.jax._sweeps.tpu.blocks import Blocks, Call, blocks_for
 from tileloss.jax._sweeps.tpu.calls import IN_ORDER, PARALLEL, Blocked, shaped
 from tileloss.jax._sweeps.tpu.rows import (
     Cut,
-    empty_state,
-    gradient_rows,
     merged,
     state_shape,
     tiles_of,
@@ -31,59 +29,38 @@ from tileloss.jax._sweeps.tpu.tiles import (
     Given,
     Ref,
     Tiles,
-    TileTransform,
     clear,
     gather,
     gradient,
     lane_sum,
 )
-from tileloss.jax._sweeps.transform import LogitTransform
 
 
-def forward(
-    operand: Logits,
-    target: Target,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
-) -> RowState:
+def forward(operand: Logits, target: Target, spec: Spec, blocks: Blocks | None = None) -> RowState:
     """The row states of the columns that ``spec`` names. ``blocks``: instead of the chip's."""
     x = operand.logits
     if spec.first:  # a copy, as blocks begin at their multiples
         x = lax.slice_in_dim(x, spec.first, spec.first + spec.columns, axis=1)
     rows = x.shape[0]
     if not rows or not spec.columns:
-        return empty_state(rows, spec.sums)
+        return target.empty(spec.sums)
     blocks = blocks or blocks_for(call_of("logits_forward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), rows)
-    weights = target.class_weights if spec.sums.smoothing_sum else None
+    cut = Cut(blocks, tiles_of(blocks, spec, spec.columns), target, spec)
     (state,) = cut.run(
         partial(_logits_forward),
         (Blocked(x, blocks, _tile_index),),
-        target,
-        transform,
         (cut.rows_of(state_shape(rows, spec.sums)),),
-        weights=weights,
         order=(PARALLEL, IN_ORDER),
         scratch=(pltpu.VMEM((1, LANES), jnp.float32),),
     )
-    return merged(state, weights, spec.columns)
+    return merged(state, target.class_weights, spec.columns)
 
 
-def _logits_forward(
-    x: Ref, given: Given, state: RowState, seen: Ref, *, tiles: Tiles, transform: TileTransform
-) -> None:
-    step_forward(x, given, state, seen, tiles, transform)
+def _logits_forward(x: Ref, given: Given, state: RowState, seen: Ref, tiles: Tiles) -> None:
+    step_forward(x, given, state, seen, tiles)
 
 
-def step_forward(
-    tile: Ref,
-    given: Given,
-    state: RowState,
-    seen: Ref,
-    tiles: Tiles,
-    transform: TileTransform,
-) -> None:
+def step_forward(tile: Ref, given: Given, state: RowState, seen: Ref, tiles: Tiles) -> None:
     """Grid step (i, j): rows' block i, columns' block j, whose states lie in ``state`` from j = 0 on.
 
     ``seen``: scratch, the weights of the columns before, a lane each."""
@@ -96,7 +73,7 @@ def step_forward(
 
     def with_left(left: Array | int | None) -> None:
         before = seen[...] if state.smoothing_sum is not None else 0.0
-        gather(tile, given, state, Columns(j * width, left), transform, before)
+        gather(tile, given, state, Columns(j * width, left), tiles.transform, before)
 
     tiles.visit(j, with_left)
     if state.smoothing_sum is not None:
@@ -105,41 +82,30 @@ def step_forward(
 
 
 def backward(
-    operand: Logits,
-    target: Target,
-    rows: BackwardRows,
-    transform: LogitTransform,
-    spec: Spec,
-    blocks: Blocks | None = None,
+    operand: Logits, target: Target, rows: BackwardRows, spec: Spec, blocks: Blocks | None = None
 ) -> Logits:
     """dL/dlogits; in the logits' memory where nobody reads them later. ``blocks``: instead of the chip's."""
     x = operand.logits
     if not x.size:
         return operand
     blocks = blocks or blocks_for(call_of("logits_backward", operand, spec))
-    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), x.shape[0])
+    cut = Cut(blocks, tiles_of(blocks, spec, x.shape[1]), target, spec)
     (dx,) = cut.run(
         partial(_logits_backward),
         (Blocked(x, blocks, _tile_index),),
-        target,
-        transform,
         (Blocked(shaped(x.shape, x.dtype), blocks, _tile_index),),
-        weights=target.class_weights if spec.has_uniform else None,
         order=(PARALLEL, PARALLEL),
         aliases={0: 0},
-        rows=gradient_rows(rows, transform, spec, blocks.rows),
+        rows=rows,
     )
     return Logits(dx)
 
 
-def _logits_backward(
-    x: Ref, given: Given, dx: Ref, *, tiles: Tiles, transform: TileTransform
-) -> None:
+def _logits_backward(x: Ref, given: Given, dx: Ref, tiles: Tiles) -> None:
     j, width = pl.program_id(1), tiles.width
 
     def with_left(left: Array | int | None) -> None:
-        columns = Columns(j * width, left)
-        gradient(x, dx, given, columns, transform)
+        gradient(x, dx, given, Columns(j * width, left), tiles.transform)
 
     tiles.visit(j, with_left)
 

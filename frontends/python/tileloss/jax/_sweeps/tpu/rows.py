@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from tileloss.jax._rows.state import RowState, identity, merge_all
+from tileloss.jax._rows.state import RowState, merge_all
 from tileloss.jax._sweeps.operands import UNUSED, BackwardRows, Spec, Sums, Target
 from tileloss.jax._sweeps.tpu.blocks import Blocks, chip
 from tileloss.jax._sweeps.tpu.calls import Blocked, Order, call, shaped
@@ -24,12 +24,13 @@ from tileloss.jax._sweeps.transform import LogitTransform
 
 
 class Cut(NamedTuple):
-    """How rows and columns are cut into blocks. The grid goes by blocks of rows along ``rows_axis``, by blocks of columns along
-    the other."""
+    """How a sweep's rows and columns are cut into blocks. The grid goes by blocks of rows along ``rows_axis``, by blocks of
+    columns along the other."""
 
     blocks: Blocks
     tiles: Tiles
-    rows: int
+    target: Target
+    spec: Spec
     rows_axis: int = 0
 
     def row_index(self, *at: Any) -> tuple[Any, Any]:
@@ -51,25 +52,30 @@ class Cut(NamedTuple):
     def run(
         self,
         kernel: partial[None],
-        operands: tuple[Blocked, ...],
-        target: Target,
-        transform: LogitTransform,
+        operands: tuple[Any, ...],
         outputs: tuple[Blocked, ...],
         *,
-        weights: Array | None,
         order: tuple[Order, Order],
         scratch: tuple[Any, ...] = (),
         aliases: Mapping[int, int] | None = None,
-        rows: GradientRows | None = None,
+        rows: BackwardRows | None = None,
     ) -> Any:
-        """The kernel's outputs: it gets its operands, Given, outputs and scratch."""
-        in_kernel, scale = tile_transform(transform)
-        labels = labels_of_rows(target.labels, self.blocks.rows)
-        of_rows: Any = None if rows is None else self.rows_of(rows)
-        given: Any = Given(self.rows_of(labels), self.classes_of(weights), Blocked(scale), of_rows)
-        by_rows = (pl.cdiv(self.rows, self.blocks.rows), self.tiles.number)
+        """The kernel's outputs: it gets its operands, trees of Blocked, Given, outputs and scratch. ``rows``: of a backward."""
+        in_kernel, scale = tile_transform(self.target.transform)
+        labels, spec, block = self.target.labels, self.spec, self.blocks.rows
+        has_weights, of_rows = spec.sums.smoothing_sum, None
+        if rows is not None:
+            has_weights = spec.has_uniform
+            of_rows = self.rows_of(gradient_rows(rows, self.target.transform, spec, block))
+        given: Any = Given(
+            self.rows_of(labels_of_rows(labels, block)),
+            self.classes_of(self.target.class_weights if has_weights else None),
+            Blocked(scale),
+            of_rows,  # type: ignore[arg-type]
+        )
+        by_rows = (pl.cdiv(labels.shape[0], block), self.tiles.number)
         return call(
-            partial(kernel, tiles=self.tiles, transform=in_kernel),
+            partial(kernel, tiles=self.tiles._replace(transform=in_kernel)),
             (*operands, given),
             outputs,
             grid=by_rows[::-1] if self.rows_axis else by_rows,
@@ -164,10 +170,6 @@ def merged(state: RowState, weights: Array | None, columns: int) -> RowState:
         of_lanes = padded(weights, LANES).reshape(-1, LANES).sum(axis=0)
         state = state._replace(smoothing_weight=of_lanes)
     return merge_all(state)
-
-
-def empty_state(rows: int, sums: Sums) -> RowState:
-    return identity(rows, **sums._asdict())
 
 
 def _on_lanes(x: Array) -> Array:

@@ -52,11 +52,12 @@ class TileTransform(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """How the columns are cut."""
+    """How the columns are cut, and what becomes of a tile's logits."""
 
     columns: int  # how many count
     width: int  # of a tile, a multiple of LANES
     number: int  # of tiles; those past the columns make zeros of what is padding
+    transform: TileTransform = TileTransform(1.0)
 
     def visit(self, j: Array, step: Callable[[Array | int | None], None]) -> None:
         """step(left) for tile j: how many of its columns count, None if all do. Its code is there once for the tiles that need

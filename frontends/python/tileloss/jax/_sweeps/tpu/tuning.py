@@ -17,11 +17,9 @@ from tileloss.jax._rows.state import RowState
 from tileloss.jax._sweeps.operands import BackwardRows, LmHead, Logits, Spec, Target
 from tileloss.jax._sweeps.tpu import blocks, head, logits, store
 from tileloss.jax._sweeps.tpu.blocks import Blocks, Call
-from tileloss.jax._sweeps.transform import LogitTransform
 
 _ROWS = (64, 128, 256, 512, 1024)
 _COLUMNS = {True: (128, 256, 512, 1024), False: (512, 1024, 2048, 4096)}  # with a head or without
-_PLAIN = LogitTransform(1.0, 0.0, 1.0)
 
 Run = Callable[[Blocks], Callable[[], Any]]  # a kernel compiled with these blocks
 
@@ -117,11 +115,11 @@ def _logits_runs(rows: int, vocab: int, dtype: DTypeLike) -> list[tuple[Call, Ru
     spec = Spec(vocab, has_prob_logp=False, has_uniform=False)
 
     def forward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: logits.forward(x, target, _PLAIN, spec, candidate))
+        step = jax.jit(lambda x: logits.forward(x, target, spec, candidate))
         return partial(step, x)
 
     def backward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: logits.backward(x, target, given, _PLAIN, spec, candidate))
+        step = jax.jit(lambda x: logits.backward(x, target, given, spec, candidate))
         return partial(step, x)
 
     return [
@@ -150,12 +148,12 @@ def _head_runs(
     )
 
     def forward(candidate: Blocks) -> Callable[[], Any]:
-        step = jax.jit(lambda x: head.forward(x, target, _PLAIN, spec, candidate))
+        step = jax.jit(lambda x: head.forward(x, target, spec, candidate))
         return partial(step, x)
 
     def backward(needs_grad: tuple[bool, ...], candidate: Blocks) -> Callable[[], Any]:
         one, both = spec._replace(needs_grad=needs_grad), (candidate, candidate)
-        step = jax.jit(lambda x: head.backward(x, target, given, _PLAIN, one, both))
+        step = jax.jit(lambda x: head.backward(x, target, given, one, both))
         return partial(step, x)
 
     return [
