@@ -179,27 +179,6 @@ def test_a_low_rank_part_is_a_wider_head_over_shards_too() -> None:
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * float(abs(y).max()))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("text", r"low_rank: expected None or two arrays, \[..., R\] and \[R, V\], got str"),
-        ((jnp.ones((3, 2)), None), "low_rank: expected None or two arrays, .* got tuple of .*, NoneType"),
-        ((jnp.ones((4, 2)), jnp.ones((2, 7))), r"low_rank\[0\]: expected shape \[3, R\], got \[4, 2\]"),
-        ((jnp.ones((3, 2)), jnp.ones((7, 2))), r"low_rank\[1\]: expected shape \[2, 7\] of head_layout 'HV', got \[7, 2\]"),
-        ((jnp.ones((3, 2), int), jnp.ones((2, 7))), r"low_rank\[0\]: expected float32"),
-        ((jnp.ones((3, 513)), jnp.ones((513, 7))), r"low_rank\[0\]: expected a last dimension of 1 to 512, got 513"),
-        ((jnp.ones((3, 2)), jnp.ones((2, 7))), "pallas_tpu .*; cuda .*"),
-    ],
-    ids=["text", "none", "rows", "layout", "dtype", "rank", "others"],
-)  # fmt: skip
-def test_what_is_refused_of_a_low_rank_part(given: Any, message: str) -> None:
-    how = {"implementation": ("pallas_tpu", "cuda")} if message.startswith("pallas") else {}
-    with pytest.raises((TypeError, ValueError), match=message):
-        linear_cross_entropy(
-            jnp.ones((3, 5)), jnp.ones((5, 7)), jnp.zeros(3, int), low_rank=given, **how
-        )
-
-
 def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone() -> None:
     hidden, head, _ = operands_of(even_problem("float32"))
     labels = jnp.asarray(even_problem("float32").labels).at[0].set(75)
