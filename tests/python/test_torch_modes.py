@@ -329,15 +329,6 @@ def test_leaves_take_the_gradient_over_without_a_copy(name: str, mode: dict[str,
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
-def test_double_backward_is_refused(name: str, mode: dict[str, Any]) -> None:
-    p, inputs = non_leaves(name)
-    loss = run(name, p, *inputs, **mode)
-    once = torch.autograd.grad(loss, inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
-        sum(g.square().sum() for g in once).backward()
-
-
-@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
 def test_a_second_derivative_is_never_a_zero(name: str, mode: dict[str, Any]) -> None:
     """allow_unused=True makes zeros of what is not in the graph: torch.autograd.functional does so unless it is strict."""
     p, inputs = non_leaves(name)
