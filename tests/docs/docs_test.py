@@ -239,22 +239,20 @@ def self_test():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=pathlib.Path, required=True)
-    parser.add_argument(
-        "check",
-        choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"],
-    )
-    parser.add_argument("program", nargs="?")
-    parser.add_argument("name", nargs="?")
-    options = parser.parse_args()
-    root = options.root.resolve()
-    findings = {
+    checks = {
         "snippets": lambda: check_snippets(root),
         "example": lambda: check_example(root, options.program, options.name),
         "links": lambda: check_links(root),
         "dev-commands": lambda: check_dev_commands(root),
         "quick-commands": lambda: check_quick_commands(root),
         "self-test": self_test,
-    }[options.check]()
+    }
+    parser.add_argument("check", choices=checks)
+    parser.add_argument("program", nargs="?")
+    parser.add_argument("name", nargs="?")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    findings = checks[options.check]()
     print("\n".join(findings) or f"{options.check}: nothing found")
     return 1 if findings else 0
 
