@@ -81,18 +81,6 @@ def test_one_pass_scales_by_the_upstream_gradient(
         torch.testing.assert_close(ours, (one.float() * upstream).to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
-def test_a_retained_graph_can_be_gone_through_again(name: str, mode: dict[str, Any]) -> None:
-    p, inputs = non_leaves(name)
-    loss = run(name, p, *inputs, **mode)
-    first = [g.clone() for g in torch.autograd.grad(loss, inputs, retain_graph=True)]
-    twice = [g.clone() for g in torch.autograd.grad(2 * loss, inputs, retain_graph=True)]
-    last = torch.autograd.grad(loss, inputs)
-    for one, two, three in zip(first, twice, last, strict=True):
-        assert torch.equal(two, 2 * one)
-        assert torch.equal(three, one)
-
-
 @pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS], ids=mode_id)
 def test_gradients_of_leaves_accumulate_over_a_retained_graph(
     name: str, mode: dict[str, Any]
@@ -128,7 +116,9 @@ def test_a_second_backward_raises(name: str, mode: dict[str, Any]) -> None:
         torch.autograd.grad(loss, inputs)
 
 
-@pytest.mark.parametrize("factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0), (1.0, 2.0, 1.0)], ids=str
+)
 @pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_what_a_retained_graph_hands_over_is_the_callers(
     name: str, mode: dict[str, Any], factors: tuple[float, ...]
@@ -149,7 +139,7 @@ def test_what_a_retained_graph_hands_over_is_the_callers(
                     g.fill_(7)
         for found, factor in list(zip(handed, factors, strict=True))[-1 if changed else 0 :]:
             for g, one in zip(found, expected, strict=True):
-                torch.testing.assert_close(g, factor * one, rtol=1e-6, atol=1e-9)
+                assert torch.equal(g, factor * one)
 
 
 @pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
