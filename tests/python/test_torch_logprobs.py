@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from checks import check, leaf
-from definitions import transformed
 from tileloss.torch import RowOutputs, linear_logprobs, logprobs
 
 V, H = 131, 24
@@ -19,7 +18,7 @@ TRANSFORMS: list[dict[str, float]] = [
 ]  # fmt: skip
 ON_LOGPROB: dict[str, Any] = {"temperature": 2.0, "temperature_on": "logprob"}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-GRADIENTS = [("logp",), ("lse",), ("entropy",), ("logp", "lse", "entropy")]
+GRADIENTS = [("logp",), ("lse",), ("entropy",), ("mean_logit",), ("logp", "lse", "entropy")]
 
 
 def head(labels: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -93,26 +92,6 @@ def test_gradients(dtype: torch.dtype, transform: dict[str, Any], names: tuple[s
     upstream = {name: torch.randn(labels.shape) for name in names}
     given = {"upstream": upstream, "outputs": names, **transform}
     check("linear_logprobs", head(labels, dtype), labels, **given)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_the_mean_logit_differentiates_exactly(transform: dict[str, float]) -> None:
-    x, labels = batch()
-    hidden, weight = torch.randn(2, 11, H), leaf(torch.randn(V, H))
-    upstream, used = torch.randn(labels.shape), labels != -100
-    for given, logits, outputs in (
-        (x, lambda t: t, logprobs(x, labels, outputs=("mean_logit",), **transform)),
-        (
-            weight,
-            lambda t: hidden.double() @ t.T,
-            linear_logprobs(hidden, weight, labels, outputs=("mean_logit",), **transform),
-        ),
-    ):
-        (gradient,) = torch.autograd.grad(outputs.mean_logit, given, upstream)
-        exact = given.detach().double().requires_grad_()
-        mean = transformed(logits(exact), **transform).mean(-1)
-        (expected,) = torch.autograd.grad((mean * upstream * used).sum(), exact)
-        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
 
 
 def test_an_output_that_the_loss_leaves_out_has_no_part_in_the_gradient() -> None:

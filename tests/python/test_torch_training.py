@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,12 +45,9 @@ def test_micro_batches_with_num_items_are_one_batch(name: str, one_pass: bool) -
     num_items = int((p.labels != -100).sum())
     leaves = p.leaves(name)
     total = torch.zeros(())
-    for i in range(len(p.labels)):
-        arguments = (leaves[0][i], *leaves[1:2], p.labels[i])
-        options: dict[str, Any] = {"linear_bias": leaves[2]} if "linear" in name else {}
-        part = getattr(tl, name)(
-            *arguments, num_items=num_items, grad_in_forward=one_pass, **options
-        )
+    for rows, labels in zip(leaves[0], p.labels, strict=True):
+        mode = {"num_items": num_items, "grad_in_forward": one_pass}
+        part = run(name, replace(p, labels=labels), rows, *leaves[1:], **mode)
         part.backward()
         total += part.detach()
     torch.testing.assert_close(total, loss, rtol=1e-6, atol=1e-7)
