@@ -50,6 +50,19 @@ NO_PALLAS = {"implementation": "pallas_tpu"}
 OTHERS = {"implementation": ("pallas_tpu", "cuda")}
 Row = tuple[dict[str, Any], type[Exception], str]
 UNEXPECTED = r"^\w+\(\) got an unexpected keyword argument"
+POLICIES: list[Row] = [
+    ({"epsilom": 1}, TypeError, f"{UNEXPECTED} 'epsilom'$"),
+    ({"kind": "ppo"}, ValueError, "kind: expected one of clip, cispo"),
+    ({"kind": "cispo"}, ValueError, "epsilon_high: expected a number"),
+    ({"tau_pos": jnp.float32(1)}, TypeError, "tau_pos: expected a number, got an array"),
+    ({"kind": "sapo", "delta": jnp.float32(2)}, ValueError, "delta: expected none with kind = sapo"),
+    ({"beta": jnp.ones(2)}, ValueError, "beta: expected a number or an array of one element"),
+    ({"beta": jnp.float32(0.1)}, ValueError, "ref_logp: expected a float32 vector"),
+    ({"epsilon_low": -1.0}, ValueError, "epsilon_low: expected a number >= 0"),
+    ({"sampler_max": 2.0}, ValueError, "sampler_max: expected none with sampler_correction = off"),
+    ({"advantage_level": "token"}, ValueError, "advantages: expected"),
+    ({"aggregation": "none"} | ONE_PASS, ValueError, NOT_PER_ROW),
+]  # fmt: skip
 WRONG: dict[str, list[Row]] = {
     "cross_entropy": [
         ({"logits": None}, TypeError, "^logits: expected an array, got None"),
@@ -91,12 +104,11 @@ WRONG: dict[str, list[Row]] = {
         ({"labels": ints(2, 3, 2)} | OTHERS, ValueError, "pallas_tpu takes one label a row; cuda .*"),
     ],
     "policy_loss": [
+        *POLICIES,
         ({"advantages": None}, TypeError, "^advantages: expected an array, got None"),
         ({"epsilon": 0.2}, TypeError, "policy_loss.*unexpected keyword argument"),
         ({"token_weights": 1}, TypeError, f"{UNEXPECTED} 'token_weights'; multiply by them what is made of each row"),
         ({"clip_ratio_high": 1}, TypeError, f"{UNEXPECTED} 'clip_ratio_high'; here that is epsilon_high"),
-        ({"epsilom": 1}, TypeError, f"{UNEXPECTED} 'epsilom'$"),
-        ({"aggregation": "none"} | ONE_PASS, ValueError, NOT_PER_ROW),
         ({"logits": floats(3, 5), "labels": ints(3)}, ValueError, r"labels: expected \[B, T\] without sequence_offsets"),
         # Of the same number of elements: they would go to other rows than meant.
         ({"mask": np.ones((5, 3))}, ValueError, r"mask: expected labels' shape \[3, 5\], or \[15\], got \[5, 3\]"),
@@ -175,7 +187,7 @@ WRONG: dict[str, list[Row]] = {
         ({"low_rank": (floats(12, 2), floats(2, 40))} | OTHERS, ValueError, "pallas_tpu .*; cuda .*"),
     ],
     "linear_policy_loss": [
-        ({"aggregation": "none"} | ONE_PASS, ValueError, NOT_PER_ROW),
+        *POLICIES,
         ({"accumulate": True}, TypeError, "linear_policy_loss.*unexpected keyword argument 'accumulate'"),
     ],
     "linear_distillation": [

@@ -288,43 +288,6 @@ def test_choices_are_those_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"epsilom": 1}, TypeError, "epsilom"),
-        ({"kind": "ppo"}, ValueError, "kind: expected one of clip, cispo"),
-        ({"tau_pos": jnp.float32(1)}, TypeError, "tau_pos: expected a number, got an array"),
-        ({"beta": jnp.ones(2)}, ValueError, "beta: expected a number or an array of one element"),
-        ({"epsilon_low": -1.0}, ValueError, "epsilon_low: expected a number >= 0"),
-        ({"beta": jnp.float32(0.1)}, ValueError, "ref_logp: expected a float32 vector"),
-        ({"kind": "cispo"}, ValueError, "epsilon_high: expected a number"),
-        (
-            {"delta": jnp.float32(2), "kind": "sapo"},
-            ValueError,
-            "delta: expected none with kind = sapo",
-        ),
-        (
-            {"sampler_max": 2.0},
-            ValueError,
-            "sampler_max: expected none with sampler_correction = off",
-        ),
-        ({"advantage_level": "token"}, ValueError, "advantages.size: expected 21"),
-    ],
-)
-def test_refusals_are_the_librarys(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    for function in ("policy_loss", "linear_policy_loss"):
-        with pytest.raises(error, match=message):
-            given, sizes = row_options.resolve(function, options), {"advantages": 3}
-            row_options.check(
-                given, rows=ROWS, columns=VOCABULARY, vectors=sizes, sequence_length=7
-            )
-    for function in ("policy_loss", "linear_policy_loss"):
-        given, sizes = row_options.resolve(function), {"advantages": 3}
-        row_options.check(given, rows=ROWS, columns=VOCABULARY, vectors=sizes, sequence_length=7)
-
-
-@pytest.mark.parametrize(
     "options", [{**BONUS, **SAMPLER, **WITH_KL}, {**VESPO, "entropy_quantile": 0.5}]
 )
 def test_it_is_float32_with_64_bit_types_on(options: dict[str, Any]) -> None:
