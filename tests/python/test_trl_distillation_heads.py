@@ -232,20 +232,6 @@ def test_heads_that_zero3_partitions_are_refused(monkeypatch):
         call(**batch(), beta=0.5)
 
 
-def test_another_function_in_its_place_is_refused_and_unpatch_gives_trls_back(monkeypatch):
-    with integration.patch():
-        assert getattr(distillation_trainer, NAME) is not OWN
-    assert getattr(distillation_trainer, NAME) is OWN
-
-    def other(student_hidden_states: Tensor) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(distillation_trainer, NAME, other)
-    with pytest.raises(RuntimeError, match=rf"own trl.trainer.distillation_trainer.{NAME} with"):
-        integration.patch()
-    assert not integration.is_patched()
-
-
 # ------------------------------------------------------------------------------------------------------- the trainer
 
 
