@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jax_exact import exact, relative
 from tileloss._core.functions import FUNCTIONS
@@ -344,38 +342,6 @@ def test_vmap_a_mask_and_no_labels(implementation: str) -> None:
         np.testing.assert_allclose(gradients[i], expected, rtol=2e-5, atol=3e-7)
 
 
-def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
-    x, teacher, labels = batch(jnp.float32, 13)
-    weights = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
-
-    def loss(x: Any, teacher: Any, labels: Any, weights: Any) -> Any:
-        options = {
-            "divergence": "reverse_kl",
-            "label_weight": 0.5,
-            "divergence_weight": 0.5,
-            "token_weights": weights,
-        }
-        return distillation(x, teacher, labels, reduction="sum", **options)
-
-    both = jax.value_and_grad(loss)
-    arrays = (x, teacher, labels, weights)
-    expected = jax.jit(both)(*arrays)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    placed = jax.device_put(arrays, NamedSharding(mesh, P("x")))
-    by_partitioner = jax.jit(both).lower(*placed).compile()
-    assert "all-gather" not in by_partitioner.as_text()
-
-    def summed_loss(*arrays: Any) -> Any:
-        return jax.lax.psum(loss(*arrays), "x")
-
-    mapped = jax.shard_map(summed_loss, mesh=mesh, in_specs=P("x"), out_specs=P())
-    in_shard_map = jax.jit(jax.value_and_grad(mapped))
-    for found in (by_partitioner(*placed), in_shard_map(*placed)):
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
-        assert found[1].sharding.spec[0] == "x"
-
-
 def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
     monkeypatch: pytest.MonkeyPatch, implementation: str
 ) -> None:
@@ -411,39 +377,6 @@ def test_the_choice_of_an_implementation() -> None:
     assert not calls_the_library(("xla", "cpu"))
     with pytest.raises(ValueError, match="can do this: pallas_tpu has no kernels of this loss"):
         distillation(x, teacher, implementation="pallas_tpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"teacher": jnp.zeros((2, 5, 7))}, ValueError, r"teacher: expected logits' shape \[2, 5, 13\], got \[2, 5, 7\]"),
-        ({"teacher": jnp.zeros((2, 5, 13), jnp.bfloat16)}, TypeError, "teacher: expected logits' dtype float32, got bfloat16"),
-        ({"teacher": jnp.zeros((2, 5, 13), jnp.int32)}, TypeError, "teacher: expected float32, bfloat16 or float16, got int32"),
-        ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected logits' leading dimensions \[2, 5\], got"),
-        ({"labels": jnp.zeros((2, 5))}, TypeError, "labels: expected integers, got float32"),
-        ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
-        ({"token_weights": jnp.zeros((5, 2))}, ValueError, r"token_weights: expected labels' shape \[2, 5\], or \[10\]"),
-        ({"label_weight": 0.5}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
-        ({"label_weight": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
-        ({"divergence_weight": -1.5}, ValueError, "divergence_weight: expected a number >= 0, got -1.5"),
-        ({"label_weight": -0.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "label_weight: expected"),
-        ({"outputs": "logp"}, ValueError, "labels: expected a vector, for logp, got none"),
-        ({"outputs": ("margin",)}, ValueError, "outputs: expected names among divergence, .*, got margin"),
-        ({"divergence": "kl"}, ValueError, "divergence: expected one of forward_kl, .*, got 'kl'"),
-        ({"divergence": "jsd", "beta": 1.0}, ValueError, "beta: expected a number > 0 and < 1 with this divergence"),
-        ({"temperature": 0.0}, ValueError, "temperature: expected"),
-        ({"teacher_temperature": -1.0}, ValueError, "teacher_temperature: expected"),
-        ({"valid_vocab": 14}, ValueError, "valid_vocab: expected"),
-        ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
-        ({"implementation": "rocm"}, ValueError, "implementation: expected names among cpu, cuda, pallas_tpu, xla, got rocm"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_named(
-    change: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    arguments = {"teacher": jnp.zeros((2, 5, 13))} | change
-    with pytest.raises(error, match=message):
-        distillation(jnp.zeros((2, 5, 13)), **arguments)
 
 
 def test_every_kind_is_tested() -> None:
