@@ -16,19 +16,15 @@ from torch import Tensor
 import definitions
 import tileloss.jax as tj
 from definitions import unpacked
+from jax_calls import tiles_of
 from test_jax_shards import assert_same_on
 from tileloss import torch as tl
-from tileloss.jax._sweeps import xla
 
 B, T, V, H = 2, 3, 77, 8
 ROWS = ("logp", "lse", "entropy", "mean_logit")
 Function = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("implementation")
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 32)
+small_tiles = tiles_of(32)
 
 
 def array(x: Tensor) -> Any:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_calls import tiles_of
 from tileloss.jax import (
     _implementations,
     cross_entropy,
@@ -34,11 +35,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 SEQUENCES, LENGTH, HIDDEN, VOCABULARY = 8, 6, 7, 37
 ROWS = SEQUENCES * LENGTH
 ONLY_CPU = pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 16)
+small_tiles = tiles_of(16)
 
 
 def make_mesh(x: AxisType = AxisType.Auto, y: AxisType | None = None) -> Mesh:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_exact import exact, relative
+from jax_calls import tiles_of
+from jax_exact import check, exact
 from tileloss._core.functions import FUNCTIONS
 from tileloss.jax import DistillationRows, distillation
 from tileloss.jax._sweeps import xla
@@ -36,11 +37,7 @@ def with_beta(kind: str, beta: float) -> dict[str, float]:
     return {"beta": beta} if kind == "jsd" or kind.startswith("skew") else {}
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        xla, "TILE", 3
-    )  # of 6 columns two tiles; a tail have the tests of ordinary sizes
+small_tiles = tiles_of(3)  # of 6 columns two tiles; a tail have the tests of ordinary sizes
 
 
 @cache
@@ -281,27 +278,15 @@ def test_value_gradient_and_rows_are_those_of_float64(
     weights = np.linspace(0.5, 1.5, 10).reshape(2, 5)
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if how.get("reduction") == "none" else 3.0
 
-    options = {
-        "divergence": kind, **with_beta(kind, 0.3), "label_weight": 0.25, "divergence_weight": 0.75,
-        "temperature": 2.0, "token_weights": weights,
-        "scale_by_temperature_squared": True,
-        "outputs": ("divergence", "entropy", "teacher_entropy", "agreement"), **how,
-    }  # fmt: skip
-    upstream = np.asarray(upstream)
-    expected, (slopes,) = exact("distillation", [x], teacher, labels, upstream=upstream, **options)
-
-    def ours(x: Any) -> Any:
-        loss, rows = distillation(x, teacher, labels, **options)
-        return (loss * jnp.asarray(upstream, jnp.float32)).sum(), (loss, rows)
-
-    (_, (loss, rows)), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x)
-    assert rows.logp is None and rows.agreement.dtype == jnp.bool_
-    found = {"loss": loss} | {name: getattr(rows, name) for name in options["outputs"]}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-    assert gradient.dtype == dtype and not np.asarray(gradient[1, 2]).any()
-    limit = {jnp.float32: 2e-6, jnp.float16: 1e-3, jnp.bfloat16: 4e-3}[dtype]
-    assert relative(gradient, slopes) < limit
+    found, (gradient,) = check(
+        "distillation", [x], teacher, labels, divergence=kind, **with_beta(kind, 0.3),
+        label_weight=0.25, divergence_weight=0.75, temperature=2.0, token_weights=weights,
+        scale_by_temperature_squared=True, upstream=np.asarray(upstream), rtol=1e-5, atol=1e-6,
+        outputs=("divergence", "entropy", "teacher_entropy", "agreement"),
+        limit={jnp.float32: 2e-6, jnp.float16: 1e-3, jnp.bfloat16: 4e-3}[dtype], **how,
+    )  # fmt: skip
+    assert found["logp"] is None and found["agreement"].dtype == jnp.bool_
+    assert not np.asarray(gradient[1, 2]).any()
 
 
 @pytest.mark.parametrize("kind", ["jsd", "skew_forward_kl", "skew_reverse_kl"])
@@ -340,24 +325,6 @@ def test_vmap_a_mask_and_no_labels(implementation: str) -> None:
         expected = np.zeros(x.shape[1:])
         expected[chosen] = np.array([slopes for _, slopes in rows]) / 0.7 / 3
         np.testing.assert_allclose(gradients[i], expected, rtol=2e-5, atol=3e-7)
-
-
-def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
-    monkeypatch: pytest.MonkeyPatch, implementation: str
-) -> None:
-    monkeypatch.setattr(xla, "TILE", 512)
-    logits = jax.ShapeDtypeStruct((128, 16384 + 100), jnp.float32)
-    size = logits.size * logits.dtype.itemsize
-    for in_forward in (True, False):
-
-        def loss(x: Any, teacher: Any, in_forward: bool = in_forward) -> Any:
-            options = {"divergence": "jsd", "outputs": ("agreement", "entropy")}
-            return distillation(x, teacher, grad_in_forward=in_forward, **options)
-
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True), donate_argnums=0)
-        memory = step.lower(logits, logits).compile().memory_analysis()
-        assert memory.alias_size_in_bytes == size
-        assert memory.temp_size_in_bytes < (0.01 if implementation == "cpu" else 0.4) * size
 
 
 def test_the_teacher_has_no_gradient() -> None:

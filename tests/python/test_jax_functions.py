@@ -16,7 +16,7 @@ import pytest
 from jax import export
 
 import tileloss.jax as tileloss_jax
-from jax_calls import ONLY_XLA, assert_agrees
+from jax_calls import ONLY_XLA, assert_agrees, tiles_of
 from jax_cases import (
     CROSS_ENTROPY,
     LOGITS,
@@ -40,12 +40,8 @@ from tileloss.jax._sweeps import library, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VOCABULARY % RAGGED != 0
-    monkeypatch.setattr(xla, "TILE", RAGGED)
+assert VOCABULARY % RAGGED != 0
+small_tiles = tiles_of(RAGGED)
 
 
 @pytest.mark.parametrize("options", cases("logprobs"))
@@ -249,22 +245,37 @@ def test_a_label_that_int32_cannot_hold_is_out_of_range_in_one_pass_too(problem:
         assert np.isnan(loss), grad_in_forward
 
 
+WITH_ROWS = {"divergence": "jsd", "outputs": ("agreement", "entropy")}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "most"),
-    # Before jax 0.11 one copy of bfloat16 logits, as integers; one in float32 would be twice as large.
-    [(jnp.float32, 0.25), (jnp.float16, 0.4), (jnp.bfloat16, 1.4)],
+    ("function", "dtype", "options", "most"),
+    [
+        # Before jax 0.11 one copy of bfloat16 logits, as integers; one in float32 would be twice as large.
+        (cross_entropy, jnp.float32, {}, 0.25),
+        (cross_entropy, jnp.float16, {}, 0.4),
+        (cross_entropy, jnp.bfloat16, {}, 1.4),
+        (distillation, jnp.float32, WITH_ROWS | {"grad_in_forward": True}, 0.4),
+        (distillation, jnp.float32, WITH_ROWS | {"grad_in_forward": False}, 0.4),
+    ],
 )
 def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
-    monkeypatch: pytest.MonkeyPatch, implementation: str, dtype: Any, most: float
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, implementation: str,
+    function: Any, dtype: Any, options: dict[str, Any], most: float,
+) -> None:  # fmt: skip
     monkeypatch.setattr(xla, "TILE", 512)
     logits = jax.ShapeDtypeStruct((128, 16384 + 100), dtype)
     labels = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
+    given = (logits, labels if function is cross_entropy else logits)
     size = logits.size * logits.dtype.itemsize
-    forward = jax.jit(lambda x, y: cross_entropy(x, y)).lower(logits, labels).compile()
+
+    def loss(x: Any, y: Any) -> Any:
+        return function(x, y, **options)
+
+    forward = jax.jit(loss).lower(*given).compile()
     assert forward.memory_analysis().temp_size_in_bytes < 0.4 * size
-    step = jax.jit(jax.value_and_grad(cross_entropy), donate_argnums=0)
-    memory = step.lower(logits, labels).compile().memory_analysis()
+    step = jax.jit(jax.value_and_grad(loss, has_aux="outputs" in options), donate_argnums=0)
+    memory = step.lower(*given).compile().memory_analysis()
     assert memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < (0.01 if implementation == "cpu" else most) * size
 

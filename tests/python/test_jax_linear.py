@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jax_calls import ONLY_XLA, assert_agrees, operands_of, run
+from jax_calls import ONLY_XLA, assert_agrees, operands_of, run, tiles_of
 from jax_cases import preset_options, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
@@ -23,12 +23,8 @@ pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
 SEEN = ("float32", "bfloat16")
 SMOOTHED = {"label_smoothing": 0.1, "z_loss": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VOCABULARY % RAGGED != 0
-    monkeypatch.setattr(xla, "TILE", RAGGED)
+assert VOCABULARY % RAGGED != 0
+small_tiles = tiles_of(RAGGED)
 
 
 # ------------------------------------------------------------------------------------------------------------- the numbers

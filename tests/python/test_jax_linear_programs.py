@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_calls import ONLY_XLA, assert_agrees
+from jax_calls import ONLY_XLA, assert_agrees, tiles_of
 from jax_heads import with_head
 from jax_problems import plain_problem, policy_problem
 from tileloss.jax import (
@@ -23,11 +23,7 @@ from tileloss.jax._sweeps import xla
 
 pytestmark = [pytest.mark.usefixtures("implementation"), ONLY_XLA]
 TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", TILE)
+small_tiles = tiles_of(TILE)
 
 
 @pytest.fixture

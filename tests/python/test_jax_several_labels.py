@@ -11,11 +11,10 @@ import pytest
 import torch
 from jax.sharding import PartitionSpec as P
 
-from jax_calls import ONLY_XLA
+from jax_calls import ONLY_XLA, tiles_of
 from jax_exact import as_torch, exact
 from test_jax_shards import assert_same_on
 from tileloss.jax import allowed_from, linear_logprobs, logprobs
-from tileloss.jax._sweeps import xla
 
 B, T, V, H = 2, 3, 77, 24
 ROWS = ("lse", "entropy", "mean_logit")
@@ -28,11 +27,7 @@ CASES = [
     (40, {"allowed": "half", "softcap": 5.0, "valid_vocab": 50}),
 ]
 pytestmark = pytest.mark.usefixtures("implementation")
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 32)
+small_tiles = tiles_of(32)
 
 
 def random(*shape: int, seed: int = 0) -> Any:
