@@ -14,6 +14,7 @@ self-test        each check above rejects a planted mistake
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import re
@@ -192,77 +193,66 @@ def self_test():
         (root / "program").write_text("#!/bin/sh\necho right\n")
         (root / "program").chmod(0o755)
 
-        def expect(what, readme, check, found):
-            (root / "README.md").write_text(readme)
-            if bool(check()) != found:
-                findings.append(f"{what}: {'not caught' if found else 'refused'}")
-
+        (root / "docs" / "users").mkdir(parents=True)
         shown = "<!-- examples/a.c -->\n```c\nint main;\n```\n"
-        expect("true snippet", shown, lambda: check_snippets(root), False)
-        expect("changed snippet", shown.replace("main", "mean"), lambda: check_snippets(root), True)
-        expect("example shown nowhere", "none\n", lambda: check_snippets(root), True)
         output = "<!-- output of a -->\n```text\nright\n```\n"
-        expect(
-            "true output", output, lambda: check_example(root, str(root / "program"), "a"), False
-        )
-        expect(
-            "wrong output",
-            output.replace("right", "wrong"),
-            lambda: check_example(root, str(root / "program"), "a"),
-            True,
-        )
-        expect("true link", "[a](examples/a.c) `examples/a.c`\n", lambda: check_links(root), False)
-        expect("broken link", "[b](examples/b.c)\n", lambda: check_links(root), True)
-        expect("broken path", "`examples/b.c`\n", lambda: check_links(root), True)
-        shelf = root / "docs" / "users"
-        shelf.mkdir(parents=True)
-        (shelf / "page.md").write_text("[b](b.md)\n")
-        expect("broken link on a page of a shelf", "none\n", lambda: check_links(root), True)
-        (shelf / "page.md").write_text("[b](../../examples/a.c)\n")
-        expect("true link on a page of a shelf", "none\n", lambda: check_links(root), False)
-        expect("known command", "`./dev test -R x`\n", lambda: check_dev_commands(root), False)
-        expect("unknown command", "`./dev fly`\n", lambda: check_dev_commands(root), True)
-        expect(
-            "good command",
-            "```sh\ntrue  # fine\n```\n",
-            lambda: check_quick_commands(root),
-            False,
-        )
-        expect(
-            "failing command",
-            "```sh\ntrue\nfalse\n```\n",
-            lambda: check_quick_commands(root),
-            True,
-        )
-        expect(
-            "failing command in a list",
-            "1. do\n   ```sh\n   false\n   ```\n",
-            lambda: check_quick_commands(root),
-            True,
-        )
-        expect("no command", "text\n", lambda: check_quick_commands(root), True)
+        of_example = functools.partial(check_example, program=str(root / "program"), name="a")
+        # By check: what the document has, and whether that is to be caught.
+        planted = {
+            check_snippets: {
+                "true snippet": (shown, False),
+                "changed snippet": (shown.replace("main", "mean"), True),
+                "example shown nowhere": ("none\n", True),
+            },
+            of_example: {
+                "true output": (output, False),
+                "wrong output": (output.replace("right", "wrong"), True),
+            },
+            check_links: {
+                "true link": ("[a](examples/a.c) `examples/a.c`\n", False),
+                "broken link": ("[b](examples/b.c)\n", True),
+                "broken path": ("`examples/b.c`\n", True),
+                "broken link on a page of a shelf": ("[b](b.md)\n", True),
+                "true link on a page of a shelf": ("[b](../../examples/a.c)\n", False),
+            },
+            check_dev_commands: {
+                "known command": ("`./dev test -R x`\n", False),
+                "unknown command": ("`./dev fly`\n", True),
+            },
+            check_quick_commands: {
+                "good command": ("```sh\ntrue  # fine\n```\n", False),
+                "failing command": ("```sh\ntrue\nfalse\n```\n", True),
+                "failing command in a list": ("1. do\n   ```sh\n   false\n   ```\n", True),
+                "no command": ("text\n", True),
+            },
+        }
+        for check, samples in planted.items():
+            for what, (text, is_caught) in samples.items():
+                page = root / ("docs/users/page.md" if "shelf" in what else "README.md")
+                page.write_text(text)
+                if bool(check(root)) != is_caught:
+                    findings.append(f"{what}: {'not caught' if is_caught else 'refused'}")
+                page.unlink()
     return findings
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=pathlib.Path, required=True)
-    parser.add_argument(
-        "check",
-        choices=["snippets", "example", "links", "dev-commands", "quick-commands", "self-test"],
-    )
-    parser.add_argument("program", nargs="?")
-    parser.add_argument("name", nargs="?")
-    options = parser.parse_args()
-    root = options.root.resolve()
-    findings = {
+    checks = {
         "snippets": lambda: check_snippets(root),
         "example": lambda: check_example(root, options.program, options.name),
         "links": lambda: check_links(root),
         "dev-commands": lambda: check_dev_commands(root),
         "quick-commands": lambda: check_quick_commands(root),
         "self-test": self_test,
-    }[options.check]()
+    }
+    parser.add_argument("check", choices=checks)
+    parser.add_argument("program", nargs="?")
+    parser.add_argument("name", nargs="?")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    findings = checks[options.check]()
     print("\n".join(findings) or f"{options.check}: nothing found")
     return 1 if findings else 0
 

@@ -34,7 +34,8 @@ CPU_ROOMS = {
     "head": {"threads", "simd", "matmul", "amx", "sweep"},
     "isa": {"simd", "matmul", "amx", "sweep", "head"},
 }
-LIBRARY = {"core", "schema", "losses", "backends", "api"}
+DRIVER = {"core", "schema", "losses", "backends"}
+LIBRARY = {*DRIVER, "api"}
 # Of the judge, from below: each may include those before it, and strict none of them.
 JUDGE_ROOMS = ("judge/oracles", "judge/inputs", "judge/gates")
 BELOW = {
@@ -42,29 +43,15 @@ BELOW = {
     "schema": {"core"},
     "losses": {"core", "schema"},
     "backends": {"core", "schema", "losses"},
-    **{f"backends/{room}": {"core", "schema", "losses", "backends"} for room in ("host", "device")},
-    "backends/cuda": {"core", "schema", "losses", "backends", "backends/device"},
+    **{f"backends/{room}": DRIVER for room in ("host", "device")},
+    "backends/cuda": {*DRIVER, "backends/device"},
     **{
         f"{CPU}/{room}": {"core", *(f"{CPU}/{r}" for r in below)}
         for room, below in CPU_ROOMS.items()
     },
-    CPU: {
-        "core",
-        "schema",
-        "losses",
-        "backends",
-        "backends/host",
-        f"{CPU}/plan",
-        *(f"{CPU}/{room}" for room in CPU_ROOMS),
-    },
-    f"{CPU}/plan": {
-        "core",
-        "schema",
-        "losses",
-        "backends",
-        *(f"{CPU}/{room}" for room in CPU_ROOMS),
-    },
-    "api": {"core", "schema", "losses", "backends"},
+    CPU: {*DRIVER, "backends/host", f"{CPU}/plan", *(f"{CPU}/{room}" for room in CPU_ROOMS)},
+    f"{CPU}/plan": {*DRIVER, *(f"{CPU}/{room}" for room in CPU_ROOMS)},
+    "api": DRIVER,
     "oracle": set(),
     "support": {*LIBRARY, "backends/device", "backends/cuda", "oracle"},
     "roofs": {*LIBRARY, "oracle", "support", f"{CPU}/isa"},
@@ -187,15 +174,9 @@ MAX_TRACKED_BYTES = 1_000_000
 # Tracked files that may be larger: every clone takes them along for ever, so each needs its reason here.
 MAY_BE_LARGER: set[str] = set()
 # Each that the products need, and whatever else works on tiles.
-TILE_INSTRUCTIONS = {
-    "ldtilecfg",
-    "tilezero",
-    "tileloadd",
-    "tileloaddt1",
-    "tdpbf16ps",
-    "tilestored",
-    "tilerelease",
-}
+TILE_INSTRUCTIONS = set(
+    "ldtilecfg tilezero tileloadd tileloaddt1 tdpbf16ps tilestored tilerelease".split()
+)
 TILE_INSTRUCTION = re.compile(r"\t(\w*tile\w+|td\w+)\b")
 RUN_TIMES = re.compile(
     r"lib(c|m|dl|stdc\+\+|gcc_s|pthread)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+|linux-vdso\.so\.\d+"
@@ -439,16 +420,9 @@ def lint_tile_objects(build, library):
 
 def main(arguments):
     lints = {
-        "includes": lint_includes,
-        "files": lint_files,
-        "recipes": lint_recipes,
-        "kernels": lint_kernels,
-        "sizes": lint_sizes,
-        "format": lint_format,
-        "symbols": lint_symbols,
-        "needed": lint_needed,
-        "isa-objects": lint_isa_objects,
-        "tile-objects": lint_tile_objects,
+        name.removeprefix("lint_").replace("_", "-"): function
+        for name, function in globals().items()
+        if name.startswith("lint_")
     }
     if not arguments or arguments[0] not in lints:
         sys.exit(__doc__)

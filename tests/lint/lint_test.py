@@ -38,93 +38,57 @@ class LintTest(unittest.TestCase):
 
 
 class Includes(LintTest):
-    def test_downward_includes_pass(self):
+    # A file, what it includes, and what is said of it: nothing, or these words.
+    PLANTED = (
+        ("src/core/up.h", '"api/call.cpp"', "core must not include api"),
+        ("src/core/pool.h", "<thread>", "<thread>"),
+        ("src/losses/loss.cpp", '"backends/backend.h"', "losses must not include backends"),
+        ("src/api/plan.cpp", '"backends/cpu/isa/isa.h"', "api must not include backends/cpu/isa"),
+        ("src/api/plan.cpp", '"backends/cuda/library.h"', "api must not include backends/cuda"),
+        ("src/api/plan.cpp", '"backends/device/steps.h"', "api must not include backends/device"),
+        # Rooms of a backend have an order, and one file lists the backends.
+        (
+            "src/backends/cpu/simd/lanes.h",
+            '"backends/cpu/head/lm_head.h"',
+            "simd must not include backends/cpu/head",
+        ),
+        ("src/backends/registry.cpp", '"backends/cpu/cpu_backend.h"', ""),
+        ("src/backends/backend.h", '"backends/cpu/a.h"', "backends must not include backends/cpu"),
+        # The judge's rooms include downwards; it stands on the roofs, and support sees none of the tools.
+        ("src/judge/oracles/b.cpp", '"judge/inputs/a.h"', "oracles must not include judge/inputs"),
+        ("src/judge/inputs/b.cpp", '"judge/gates/a.h"', "inputs must not include judge/gates"),
+        ("src/judge/strict/b.cpp", '"judge/inputs/a.h"', "strict must not include judge/inputs"),
+        ("src/judge/gates/b.cpp", '"judge/run.h"', "judge/gates must not include judge"),
+        ("src/judge/gates/b.cpp", '"judge/inputs/a.h"', ""),
+        ("src/judge/gates/b.cpp", '"judge/oracles/a.h"', ""),
+        ("src/judge/judge.cpp", '"judge/judge.h"', ""),
+        ("src/judge/judge.cpp", '"roofs/roofs.h"', ""),
+        ("src/roofs/up.cpp", '"judge/judge.h"', "roofs must not include judge"),
+        ("src/support/inputs.h", '"judge/judge.h"', "support must not include judge"),
+        # The oracle stands alone.
+        ("src/oracle/oracle.cpp", '"core/row.h"', "oracle must not include core"),
+        (
+            "src/oracle/oracle.cpp",
+            "<tileloss/tileloss.h>",
+            "oracle must not see the public headers",
+        ),
+        ("include/tileloss/tileloss.h", '"core/row.h"', "public must not include core"),
+    )
+
+    def test_includes_point_down(self):
         self.assertEqual(lint.lint_includes(self.root), [])
-
-    def test_upward_include_is_named_with_its_line(self):
-        self.write("src/core/up.h", '#pragma once\n#include "api/call.cpp"\n')
-        self.assert_names(
-            lint.lint_includes(self.root), "src/core/up.h:2", "core must not include api"
-        )
-
-    def test_losses_do_not_see_backends(self):
-        self.write("src/backends/backend.h", "")
-        self.write("src/losses/loss.cpp", '#include "backends/backend.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "losses must not include backends")
-
-    def test_the_api_sees_no_backend_of_its_own(self):
-        for header in (
-            "backends/cpu/isa/isa.h",
-            "backends/cuda/library.h",
-            "backends/device/steps.h",
-        ):
-            self.write(f"src/{header}", "")
-            self.write("src/api/plan.cpp", f'#include "{header}"\n')
-            room = header.rpartition("/")[0]
-            self.assert_names(lint.lint_includes(self.root), f"api must not include {room}")
-
-    def test_rooms_of_a_backend_have_an_order(self):
-        self.write("src/backends/cpu/head/lm_head.h", "")
-        self.write("src/backends/cpu/simd/lanes.h", '#include "backends/cpu/head/lm_head.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "simd must not include backends/cpu/head")
-
-    def test_one_file_lists_the_backends(self):
-        self.write("src/backends/cpu/cpu_backend.h", "")
-        self.write("src/backends/registry.cpp", '#include "backends/cpu/cpu_backend.h"\n')
-        self.assertEqual(lint.lint_includes(self.root), [])
-        self.write("src/backends/backend.h", '#include "backends/cpu/cpu_backend.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "backends must not include backends/cpu")
-
-    def test_rooms_of_the_judge_include_downwards(self):
-        for room in ("oracles", "inputs", "gates", "strict"):
-            self.write(f"src/judge/{room}/a.h", "")
-        self.write("src/judge/run.h", "")
-        for room, name in (
-            ("oracles", "inputs/a.h"),
-            ("inputs", "gates/a.h"),
-            ("strict", "inputs/a.h"),
-            ("gates", "run.h"),
-        ):
-            self.write(f"src/judge/{room}/b.cpp", f'#include "judge/{name}"\n')
-            target = f"judge/{name.split('/')[0]}" if "/" in name else "judge"
-            self.assert_names(
-                lint.lint_includes(self.root), f"judge/{room} must not include {target}"
-            )
-            self.write(f"src/judge/{room}/b.cpp", "")
-        self.write(
-            "src/judge/gates/b.cpp", '#include "judge/inputs/a.h"\n#include "judge/oracles/a.h"\n'
-        )
-        self.assertEqual(lint.lint_includes(self.root), [])
-
-    def test_the_judge_stands_on_the_roofs(self):
-        self.write("src/judge/judge.h", "")
-        self.write("src/roofs/roofs.h", "")
-        path = pathlib.Path(self.write("src/roofs/up.cpp", '#include "judge/judge.h"\n'))
-        self.assert_names(lint.lint_includes(self.root), "roofs must not include judge")
-        path.unlink()
-        self.write("src/judge/judge.cpp", '#include "judge/judge.h"\n#include "roofs/roofs.h"\n')
-        self.assertEqual(lint.lint_includes(self.root), [])
-
-    def test_support_sees_none_of_the_tools(self):
-        self.write("src/judge/judge.h", "")
-        self.write("src/support/inputs.h", '#include "judge/judge.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "support must not include judge")
-
-    def test_the_oracle_includes_nothing_of_ours(self):
-        self.write("src/oracle/oracle.cpp", '#include "core/row.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "oracle must not include core")
-
-    def test_the_oracle_does_not_see_the_public_header(self):
-        self.write("src/oracle/oracle.cpp", "#include <tileloss/tileloss.h>\n")
-        self.assert_names(lint.lint_includes(self.root), "oracle must not see the public headers")
-
-    def test_public_header_includes_nothing_of_src(self):
-        self.write("include/tileloss/tileloss.h", '#include "core/row.h"\n')
-        self.assert_names(lint.lint_includes(self.root), "public must not include core")
-
-    def test_core_has_no_threads(self):
-        self.write("src/core/pool.h", "#include <thread>\n")
-        self.assert_names(lint.lint_includes(self.root), "<thread>")
+        for path, included, words in self.PLANTED:
+            with self.subTest(path=path, included=included):
+                self.setUp()
+                target = "src/" + included.strip('"')
+                if included.startswith('"') and not (self.root / target).exists():
+                    self.write(target, "")
+                self.write(path, f"#pragma once\n#include {included}\n")
+                findings = lint.lint_includes(self.root)
+                if words:
+                    self.assert_names(findings, f"{path}:2", words)
+                else:
+                    self.assertEqual(findings, [])
 
     def test_relative_include_is_refused(self):
         self.write("src/core/near.h", '#include "row.h"\n')
@@ -139,29 +103,22 @@ class Includes(LintTest):
 
 
 class Files(LintTest):
-    def test_clean_tree_passes(self):
-        self.assertEqual(lint.lint_files(self.root), [])
+    PLANTED = (
+        ("tests/core/RowTest.cpp", "", "not snake_case"),
+        ("frontends/python/tileloss/_rowOutputs.py", "", "not snake_case"),
+        ("src/core/long.h", "\n" * 501, "501 lines"),
+        ("frontends/python/tileloss/long.py", "\n" * 501, "501 lines"),
+    )
 
-    def test_camel_case_name(self):
-        self.write("tests/core/RowTest.cpp", "")
-        self.assert_names(lint.lint_files(self.root), "RowTest.cpp", "snake_case")
-
-    def test_names_that_python_gives_meaning_to_pass(self):
+    def test_names_and_lengths(self):
         self.write("frontends/python/tileloss/__init__.py", "")
         self.write("frontends/python/tileloss/_library.py", "")
         self.assertEqual(lint.lint_files(self.root), [])
-
-    def test_camel_case_module(self):
-        self.write("frontends/python/tileloss/_rowOutputs.py", "")
-        self.assert_names(lint.lint_files(self.root), "_rowOutputs.py", "snake_case")
-
-    def test_long_file(self):
-        self.write("src/core/long.h", "\n" * 501)
-        self.assert_names(lint.lint_files(self.root), "501 lines")
-
-    def test_long_module(self):
-        self.write("frontends/python/tileloss/long.py", "\n" * 501)
-        self.assert_names(lint.lint_files(self.root), "501 lines")
+        for path, text, words in self.PLANTED:
+            with self.subTest(path=path):
+                self.setUp()
+                self.write(path, text)
+                self.assert_names(lint.lint_files(self.root), path, words)
 
 
 class Recipes(LintTest):
@@ -301,10 +258,8 @@ class Format(LintTest):
 class Symbols(LintTest):
     HEADER = "#define TILELOSS_API\nTILELOSS_API int tileloss_a(void);\n"
 
-    def library(self, text, *flags):
-        return self.compile(
-            "libtileloss.so", text, "-shared", "-fPIC", "-Wl,-soname,libtileloss.so.0", *flags
-        )
+    def library(self, text, *flags, name="libtileloss.so", soname="libtileloss.so.0"):
+        return self.compile(name, text, "-shared", "-fPIC", f"-Wl,-soname,{soname}", *flags)
 
     def test_declared_functions_alone_pass(self):
         header = self.write("tileloss.h", self.HEADER)
@@ -330,31 +285,14 @@ class Symbols(LintTest):
         self.assertEqual(lint.lint_needed(self.library("int a() { return 1; }")), [])
 
     def test_further_library_is_named(self):
-        other = self.compile(
-            "libother.so", "int b() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libother.so.1"
-        )
-        library = self.compile(
-            "libtileloss.so",
-            "int b(); int a() { return b(); }",
-            "-shared",
-            "-fPIC",
-            other,
-            "-Wl,-soname,libtileloss.so.0",
-        )
+        other = self.library("int b() { return 1; }", name="libother.so", soname="libother.so.1")
+        library = self.library("int b(); int a() { return b(); }", other)
         self.assert_names(lint.lint_needed(library), "needs libother.so.1")
 
     def test_library_behind_a_run_time_is_named(self):
-        third = self.compile(
-            "libthird.so", "int c() { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libthird.so.1"
-        )
-        other = self.compile(
-            "libm.so.6",
-            "int c(); int b() { return c(); }",
-            "-shared",
-            "-fPIC",
-            third,
-            "-Wl,-soname,libm.so.6",
-        )
+        third = self.library("int c() { return 1; }", name="libthird.so", soname="libthird.so.1")
+        of_third = "int c(); int b() { return c(); }"
+        other = self.library(of_third, third, name="libm.so.6", soname="libm.so.6")
         library = self.library(
             "int b(); int a() { return b(); }", other, "-Wl,-rpath-link," + str(self.root)
         )
@@ -373,33 +311,22 @@ class Symbols(LintTest):
 
 
 class IsaObjects(LintTest):
+    G = "namespace tileloss::cpu::avx512 { int g() { return f(); } }"
+
     def test_weak_symbols_of_the_own_namespace_pass(self):
-        self.compile(
-            "kernels_avx512.cpp.o",
-            "namespace tileloss::cpu::avx512 { inline int f() { return 1; } int g() "
-            "{ return f(); } }",
-            "-c",
-        )
+        own = "namespace tileloss::cpu::avx512 { inline int f() { return 1; } }"
+        self.compile("kernels_avx512.cpp.o", own + self.G, "-c")
         self.assertEqual(lint.lint_isa_objects(self.root), [])
 
     def test_shared_inline_function_is_named(self):
-        self.compile(
-            "kernels_avx512.cpp.o",
-            "namespace tileloss { inline int f() { return 1; } }\n"
-            "namespace tileloss::cpu::avx512 { int g() { return f(); } }",
-            "-c",
-        )
+        shared = "namespace tileloss { inline int f() { return 1; } }"
+        self.compile("kernels_avx512.cpp.o", shared + self.G, "-c")
         self.assert_names(lint.lint_isa_objects(self.root), "tileloss::f()")
 
     def test_every_room_is_looked_at(self):
-        self.compile(
-            "kernels_avx512.cpp.o",
-            "namespace tileloss::cpu::avx512 { int g() { return 1; } }",
-            "-c",
-        )
-        self.compile(
-            "roof_avx2.cpp.o", "inline int f() { return 1; } int g() { return f(); }", "-c"
-        )
+        self.compile("kernels_avx512.cpp.o", "int f();" + self.G, "-c")
+        roof = "inline int f() { return 1; } int g() { return f(); }"
+        self.compile("roof_avx2.cpp.o", roof, "-c")
         self.assert_names(lint.lint_isa_objects(self.root), "roof_avx2.cpp.o", "f()")
 
     def test_no_objects_does_not_pass(self):

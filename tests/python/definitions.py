@@ -46,11 +46,14 @@ def row_outputs(
     ignore_index: int = -100,
     **transform: float,
 ) -> tuple[RowOutputs, Tensor, Tensor, Tensor]:
-    """The row outputs; z, which rows are in use, and their labels. Rows that are not in use are 0 everywhere."""
-    used = torch.ones(x.shape[:-1], dtype=torch.bool)
-    used = used if labels is None else used & (labels != ignore_index)
-    used = used if mask is None else used & (mask != 0)
-    y = torch.zeros_like(used, dtype=torch.long) if labels is None else labels.long().where(used, 0)
+    """The row outputs; z, which rows are in use, and their labels, of which a row may have several: [..., K]. Rows that are not
+    in use, and empty slots, are 0 everywhere."""
+    given = torch.full(x.shape[:-1], ignore_index - 1) if labels is None else labels.long()
+    y = given if given.dim() == x.dim() else given[..., None]
+    is_there = y != ignore_index
+    used = is_there.any(-1) if mask is None else is_there.any(-1) & (mask != 0)
+    is_there = is_there & used[..., None]
+    y = torch.zeros_like(y) if labels is None else y.where(is_there, 0)
     on_logits = temperature_on == "logits"
     x = x[..., :valid_vocab].masked_fill(~used[..., None], 0)
     is_in = unpacked(allowed, x)
@@ -60,12 +63,15 @@ def row_outputs(
     mean = (z * is_in).sum(-1) / is_in.sum(-1)
     z = z.masked_fill(~is_in, NOWHERE)
     log_p = z.log_softmax(-1)
-    logp = log_p.gather(-1, y[..., None])[..., 0] / (1.0 if on_logits else temperature)
+    logp = log_p.gather(-1, y) / (1.0 if on_logits else temperature) * is_there
+    if given.dim() < x.dim():
+        logp, y = logp[..., 0], y[..., 0]
     entropy = -(log_p.exp() * log_p).sum(-1)
     argmax = z.argmax(-1).where(used, -1)
-    sums = (logp, z.logsumexp(-1), entropy, torch.logsumexp(2 * log_p, -1), mean)
-    logp, lse, entropy, collision, mean = (each * used for each in sums)
-    return RowOutputs(logp, lse, entropy, argmax, argmax == y, collision, mean), z, used, y
+    sums = (z.logsumexp(-1), entropy, torch.logsumexp(2 * log_p, -1), mean)
+    lse, entropy, collision, mean = (each * used for each in sums)
+    correct = argmax == y if y.shape == argmax.shape else None
+    return RowOutputs(logp, lse, entropy, argmax, correct, collision, mean), z, used, y
 
 
 def logprobs(x: Tensor, target: Tensor, *, outputs: Any = ("logp",), **options: Any) -> RowOutputs:

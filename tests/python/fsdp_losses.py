@@ -41,20 +41,19 @@ def tokens(rank: int, micro_batch: int) -> torch.Tensor:
     return torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
 
 
-def head_alone(model: Any, **options: Any) -> None:
-    fully_shard(model.lm_head, **options)
-    fully_shard(model, **options)
+def of(*units: str) -> Callable[..., None]:
+    """A unit of each of these, several modules where they are several words, and one of what is left."""
+
+    def shard(model: Any, **options: Any) -> None:
+        for unit in units:
+            fully_shard([model.get_submodule(name) for name in unit.split()], **options)
+        fully_shard(model, **options)
+
+    return shard
 
 
-def head_and_norm(model: Any) -> None:
-    fully_shard([model.model.norm, model.lm_head])
-    fully_shard(model)
-
-
-def head_and_embedding(model: Any) -> None:
-    """The tied ones have to be in one unit."""
-    fully_shard([model.model.embed_tokens, model.lm_head])
-    fully_shard(model)
+head_alone, head_and_norm = of("lm_head"), of("model.norm lm_head")
+head_and_embedding = of("model.embed_tokens lm_head")  # tied, they have to be in one
 
 
 def layers(model: Any, **options: Any) -> None:
@@ -105,25 +104,27 @@ def errors(
     return {"loss": worst, "gradient": gradient}
 
 
-def sharded(kind: str, shard: Callable[[Any], Any], **options: Any) -> tuple[Any, Any]:
-    """(a patched model after `shard`, its twin in one process)."""
-    reference = patch(build(kind, **options))
+def sharded(reference: Any, shard: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """(a copy of a patched model after `shard`, the model, which stays in one process)."""
     model = copy.deepcopy(reference)
     shard(model)
     return model, reference
 
 
 def model_errors() -> dict[str, dict[str, float]]:
+    kept = functools.partial(head_alone, reshard_after_forward=False)
+    cases = {
+        "root": ("llama", fully_shard),
+        "head": ("llama", head_alone),
+        "head with bias, accumulated": ("phi", head_alone, own_loss, 3),
+        "head kept after forward": ("llama", kept),
+        "head and norm": ("llama", head_and_norm),
+        "tied, root": ("qwen2", fully_shard),
+        "tied, head and embedding": ("qwen2", head_and_embedding),
+    }
     return {
-        "root": errors(*sharded("llama", fully_shard)),
-        "head": errors(*sharded("llama", head_alone)),
-        "head with bias, accumulated": errors(*sharded("phi", head_alone), own_loss, 3),
-        "head kept after forward": errors(
-            *sharded("llama", functools.partial(head_alone, reshard_after_forward=False))
-        ),
-        "head and norm": errors(*sharded("llama", head_and_norm)),
-        "tied, root": errors(*sharded("qwen2", fully_shard)),
-        "tied, head and embedding": errors(*sharded("qwen2", head_and_embedding)),
+        name: errors(*sharded(patch(build(kind)), shard), *how)
+        for name, (kind, shard, *how) in cases.items()
     }
 
 
@@ -183,7 +184,7 @@ def mixed_precision() -> dict[str, dict[str, float]]:
     found = {}
     for name, (kind, shard) in SHARDS.items():
         shard = functools.partial(shard, mp_policy=policy)
-        model, reference = sharded(kind, shard)
+        model, reference = sharded(patch(build(kind)), shard)
         found[f"mixed precision: {name}"] = errors(model, reference)
         unpatched = build(kind)
         shard(unpatched)
@@ -201,7 +202,7 @@ def smoothed() -> dict[str, dict[str, float]]:
 
     found = {}
     for name, shard in {"root": fully_shard, "head": head_alone}.items():
-        model, reference = sharded("llama", shard)
+        model, reference = sharded(patch(build("llama")), shard)
         losses = {m: make_compute_loss_func(m, label_smoothing=0.1) for m in (model, reference)}
         found[f"smoothed, {name}"] = errors(model, reference, step)
     return found
@@ -210,28 +211,20 @@ def smoothed() -> dict[str, dict[str, float]]:
 def nested_head_errors() -> dict[str, dict[str, float]]:
     """A head whose last module is the Linear: BERT's, three levels deep."""
 
-    def head(model: Any) -> None:
-        fully_shard(model.cls)
-        fully_shard(model)
-
-    def last(model: Any) -> None:
-        fully_shard(model.cls.predictions.decoder)
-        fully_shard(model)
-
-    def each(model: Any) -> None:
-        fully_shard(model.cls.predictions.decoder)
-        fully_shard(model.cls.predictions)
-        head(model)
-
     def smoothed(model: Any, ids: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = losses[model](model(input_ids=ids), ids)
         return loss
 
     found = {}
-    for name, shard in {"root": fully_shard, "head": head, "last": last, "each": each}.items():
+    shards = {
+        "root": fully_shard,
+        "head": of("cls"),
+        "last": of("cls.predictions.decoder"),
+        "each": of("cls.predictions.decoder", "cls.predictions", "cls"),
+    }
+    for name, shard in shards.items():
         reference = patch(build_small("BertLMHeadModel", tie_word_embeddings=False))
-        model = copy.deepcopy(reference)
-        shard(model)
+        model, _ = sharded(reference, shard)
         found[f"several modules, {name}"] = errors(model, reference)
         losses = {m: make_compute_loss_func(m, label_smoothing=0.1) for m in (model, reference)}
         model.zero_grad(), reference.zero_grad()
@@ -242,41 +235,28 @@ def nested_head_errors() -> dict[str, dict[str, float]]:
 def inner_model_errors() -> dict[str, dict[str, float]]:
     """Llama 4's language model is a causal LM, with the head in it."""
 
-    def inside(model: Any) -> None:
-        fully_shard(model.get_input_embeddings())  # the model around it calls this by itself
-        fully_shard(model.language_model)
-        fully_shard(model)
-
-    def head(model: Any) -> None:
-        fully_shard(model.language_model.lm_head)
-        inside(model)
-
-    found = {}
-    for name, shard in {"root": fully_shard, "inside": inside, "head": head}.items():
-        reference = patch(build_small("Llama4ForConditionalGeneration"))
-        model = copy.deepcopy(reference)
-        shard(model)
-        found[f"model inside, {name}"] = errors(model, reference)
-    return found
+    # The model around it calls the embedding by itself.
+    units = "language_model.model.embed_tokens", "language_model"
+    shards = {
+        "root": fully_shard,
+        "inside": of(*units),
+        "head": of("language_model.lm_head", *units),
+    }
+    return {
+        f"model inside, {name}": errors(
+            *sharded(patch(build_small("Llama4ForConditionalGeneration")), shard)
+        )
+        for name, shard in shards.items()
+    }
 
 
 def peft_errors() -> dict[str, dict[str, float]]:
-    """LoRA in the body, the head trained whole."""
-
-    def wrapper(model: Any) -> None:
-        fully_shard(model.base_model.model.lm_head)
-        fully_shard(model)
-
-    def copy_of_head(model: Any) -> None:
-        fully_shard(model.base_model.model.lm_head.modules_to_save["default"])
-        fully_shard(model)
-
-    found = {}
-    for name, shard in {"root": fully_shard, "head": wrapper, "copy": copy_of_head}.items():
+    """LoRA in the body, the head trained whole: in a unit the wrapper of the head, or its copy in it."""
+    head, found = "base_model.model.lm_head", {}
+    copied = of(f"{head}.modules_to_save.default")
+    for name, shard in {"root": fully_shard, "head": of(head), "copy": copied}.items():
         reference = with_lora(patch(build("llama")), modules_to_save=["lm_head"])
-        model = copy.deepcopy(reference)
-        shard(model)
-        found[f"peft, {name}"] = errors(model, reference)
+        found[f"peft, {name}"] = errors(*sharded(reference, shard))
     return found
 
 

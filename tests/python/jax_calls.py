@@ -14,10 +14,21 @@ from jax_cases import POLICY
 from jax_heads import head_differences
 from jax_problems import OUTPUTS, Problem, Witness, witness
 from jax_stage import differences
+from tileloss.jax._sweeps import xla
 
 Operands = tuple[Any, ...]  # (logits,) or (hidden, head, bias), perhaps with the two of low_rank
 # Of tests that use the fixture `implementation` and look into the program.
 ONLY_XLA = pytest.mark.parametrize("implementation", ["xla"], indirect=True)
+
+
+def tiles_of(columns: int) -> Any:
+    """A fixture of all tests of its module: "xla" goes over so many columns at a time."""
+
+    @pytest.fixture(autouse=True)
+    def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(xla, "TILE", columns)
+
+    return small_tiles
 
 
 def operands_of(problem: Problem, head_layout: str = "HV", rank: int = 0) -> Operands:

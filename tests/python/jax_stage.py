@@ -145,13 +145,13 @@ def _worst(ours: Any, theirs: Any, floor: Any) -> float:
     return float(error.max(initial=0))
 
 
-def compare(problem: Problem) -> dict[str, float]:
+def compare(problem: Problem, given: options.Options | None = None) -> dict[str, float]:
     theirs = witness(problem)
-    return differences(problem, run(problem, to_state(theirs.state)), theirs)
+    return differences(problem, run(problem, to_state(theirs.state), given), theirs)
 
 
-def assert_agrees(problem: Problem) -> float:
-    found = compare(problem)
+def assert_agrees(problem: Problem, given: options.Options | None = None) -> float:
+    found = compare(problem, given)
     wrong = {name: worst for name, worst in found.items() if not worst <= 1}
     assert not wrong, f"{problem.preset} {dict(problem.options)}: {wrong}"
     return max(found.values())

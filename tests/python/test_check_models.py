@@ -279,13 +279,6 @@ def test_a_broken_model_is_one_line(
     assert message in line and "model_path" in line, line
 
 
-def test_a_config_is_a_file_that_is_there(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert gradcheck(tmp_path / "none", flags=("--impl=torch",)) == 3
-    assert capfd.readouterr().err == f"tileloss: {tmp_path}/none: no such config file\n"
-
-
 def test_positions_that_a_model_lacks_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

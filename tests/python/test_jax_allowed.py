@@ -1,4 +1,4 @@
-"""The tokens of a row in tileloss.jax: every function by each implementation against the definitions, shards, what is refused."""
+"""The tokens of a row in tileloss.jax: every function by each implementation against the definitions, shards."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from torch import Tensor
 import definitions
 import tileloss.jax as tj
 from definitions import unpacked
+from jax_calls import tiles_of
 from test_jax_shards import assert_same_on
 from tileloss import torch as tl
-from tileloss.jax._sweeps import xla
 
 B, T, V, H = 2, 3, 77, 8
 ROWS = ("logp", "lse", "entropy", "mean_logit")
 Function = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("implementation")
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 32)
+small_tiles = tiles_of(32)
 
 
 def array(x: Tensor) -> Any:
@@ -173,30 +169,6 @@ def test_shards_take_the_words_of_their_columns() -> None:
         return tj.cross_entropy(x, labels, weight, label_smoothing=0.1, allowed=mine, **axis)
 
     assert_same_on(loss, (x,), P(None, None, "tp"), (1, 4))
-
-
-@pytest.mark.parametrize(
-    ("words", "kind", "message"),
-    [
-        (jnp.ones((B, T, V), bool), TypeError, "allowed: expected int32 words .*got bool"),
-        (jnp.ones((B, 3), jnp.int32), ValueError, r"allowed: expected shape \[3\], .*got \[2, 3\]"),
-    ],
-)
-def test_other_words_are_refused(words: Any, kind: Any, message: str) -> None:
-    case = Case()
-    with pytest.raises(kind, match=message):
-        tj.cross_entropy(array(case.x), array(case.labels), allowed=words)
-
-
-def test_the_tpu_kernels_refuse_them() -> None:
-    case = Case()
-    with pytest.raises(ValueError, match="implementation: none of those .*pallas_tpu"):
-        tj.cross_entropy(
-            array(case.x),
-            array(case.labels),
-            allowed=array(tl.allowed_from(case.is_in)),
-            implementation="pallas_tpu",
-        )
 
 
 def test_sets_are_those_of_pytorch() -> None:

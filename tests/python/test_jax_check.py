@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import tileloss
@@ -20,7 +19,6 @@ import tileloss.jax as tileloss_jax
 from tileloss.jax import cross_entropy, logprobs
 from tileloss.jax._sweeps.library import is_built
 from tileloss.testing.case import Case
-from tileloss.tools.case_file import read_case, write_tensors
 from tileloss.tools.command import run
 
 ROOT = Path(__file__).parents[2]
@@ -209,27 +207,6 @@ def test_a_missing_judge_is_said(tmp_path: Path) -> None:
     done = program("info", TILELOSS_LIBRARY=str(alone))
     assert done.returncode == 3
     assert "expected libtileloss_judge.so beside" in done.stderr
-
-
-# ------------------------------------------------------------------------------------------------------------------- files
-
-
-def test_files_go_round(tmp_path: Path) -> None:
-    inputs = tmp_path / "inputs.safetensors"
-    command = [f"--config={CONFIGS}/gradcheck_gspo.yaml", f"--write-inputs={inputs}", *sets(SMALL)]
-    assert run(["judge", *command]) == 0
-    case = read_case(inputs)
-    assert case.function == "policy_loss" and case.options["ratio_level"] == "sequence"
-    assert case.tensors["logits"].shape == (case.tensors["labels"].size, 127)
-    again = tmp_path / "again.safetensors"
-    tensors = {**case.tensors, "flags": np.array([True, False])}
-    write_tensors(again, tensors)
-    data = again.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    for name, entry in json.loads(data[8 : 8 + length]).items():
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        assert data[begin:end] == tensors[name].tobytes()
-        assert entry["shape"] == list(tensors[name].shape)
 
 
 # ------------------------------------------------------------------------------------------------------------------- bench

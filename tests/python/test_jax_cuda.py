@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import platform
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
-from tileloss._core.library import library_path
+from cuda_runs import DEVICES, HERE, run_on
 from tileloss.jax import (
     _implementations,
     cross_entropy,
@@ -83,40 +77,7 @@ def test_programs_for_cuda(implementation: str, monkeypatch: pytest.MonkeyPatch)
     assert jnp.isclose(exported.call(x), jnp.log(5.0))
 
 
-HERE = Path(__file__).parent
-DEVICES = pytest.mark.parametrize("device", ["host", "gpu"])
-
-
-def gpu_count() -> int:
-    """As the driver says; JAX itself would start here."""
-    try:
-        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    except OSError:
-        return 0
-    driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value
-
-
-def run_on(device: str, *arguments: str | Path, processes: int = 0, **more: str) -> None:
-    """Tests in a process of their own: on the host "cpu" is the handlers of CUDA (tests/backends/cuda/host_xla.cpp)."""
-    environment = {n: x for n, x in os.environ.items() if n not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    environment |= {"TILELOSS_TEST_DEVICE": device, **more}
-    if device == "host":
-        if platform.machine() != "x86_64":
-            pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
-        own = library_path().parent / "cuda_on_host/libtileloss.so"
-        environment["TILELOSS_LIBRARY"] = str(own)
-    elif not library.is_built("libtileloss_cuda.so") or not gpu_count():
-        pytest.skip("NOT RUN: no libtileloss_cuda.so, or no GPU")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"-n{processes}", *arguments],
-        env=environment,
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+PYTEST = ("-m", "pytest", "-q")
 
 
 @pytest.mark.full
@@ -125,7 +86,7 @@ def run_on(device: str, *arguments: str | Path, processes: int = 0, **more: str)
 )
 def test_losses(device: str, preallocates: str) -> None:
     """Beside memory that XLA takes as it needs it, and all at once."""
-    run_on(device, HERE / "cuda_jax.py", XLA_PYTHON_CLIENT_PREALLOCATE=preallocates)
+    run_on(device, *PYTEST, "-n0", HERE / "cuda_jax.py", XLA_PYTHON_CLIENT_PREALLOCATE=preallocates)
 
 
 @pytest.mark.full
@@ -136,10 +97,12 @@ def test_the_handlers(device: str) -> None:
     files = [HERE / f"test_jax_{part}.py" for part in parts]
     elsewhere = "second_derivatives or shards or refused or choice or told_once or numbers_of_numpy"
     chosen = f"{'cpu' if device == 'host' else 'cuda'} and not ({elsewhere} or named or checked)"
-    several = {"processes": 8, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if device == "gpu" else {}
-    run_on(device, *files, "-k", chosen, **several)
+    processes, more = "-n0", {}
+    if device == "gpu":
+        processes, more = "-n8", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    run_on(device, *PYTEST, processes, *files, "-k", chosen, **more)
 
 
 @pytest.mark.full
 def test_a_workspace_is_xlas() -> None:
-    run_on("host", HERE / "jax_cuda_memory.py")
+    run_on("host", *PYTEST, "-n0", HERE / "jax_cuda_memory.py")

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_calls import tiles_of
 from tileloss.jax import (
     _implementations,
     cross_entropy,
@@ -34,11 +35,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 SEQUENCES, LENGTH, HIDDEN, VOCABULARY = 8, 6, 7, 37
 ROWS = SEQUENCES * LENGTH
 ONLY_CPU = pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 16)
+small_tiles = tiles_of(16)
 
 
 def make_mesh(x: AxisType = AxisType.Auto, y: AxisType | None = None) -> Mesh:
@@ -119,12 +116,16 @@ def case_of(name: str) -> Case:
         if name == "several labels":
             return Case(weighted_labels, 1, (logits, several, normal(*several.shape)))
         return Case(weighted_labels, 2, (hidden, head, several, normal(*several.shape)), (1,))
-    if name == "distillation":
+    if name.startswith("distillation"):
 
-        def mixed(x: Any, teacher: Any, labels: Any) -> Any:
-            return distillation(x, teacher, labels, label_weight=0.3, divergence_weight=0.7)
+        def mixed(x: Any, teacher: Any, labels: Any, token_weights: Any) -> Any:
+            options = {"divergence": "reverse_kl", "label_weight": 0.3, "divergence_weight": 0.7}
+            options |= {"token_weights": token_weights, "reduction": "sum"}
+            return distillation(x, teacher, labels, **options)
 
-        return Case(mixed, 1, (logits, 2 * logits[::-1], labels), (2,))
+        everywhere = (2,) if name.endswith("labels everywhere") else ()
+        arrays = (logits, 2 * logits[::-1], labels, np.abs(normal(*labels.shape)))
+        return Case(mixed, 1, arrays, everywhere)
     if name == "policy_loss":
 
         def packed_policy(x: Any, labels: Any, advantages: Any, old_logp: Any) -> Any:
@@ -173,7 +174,8 @@ def assert_moves_no_rows(function: Callable[..., Any], *arguments: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ shard_map
 
-SUMS = ["cross_entropy", "logprobs", "linear_cross_entropy", "several labels, head"]  # over rows
+# Over rows.
+SUMS = ["cross_entropy", "logprobs", "linear_cross_entropy", "several labels, head", "distillation"]
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -242,7 +244,11 @@ NAMES = ["cross_entropy", "linear_cross_entropy", "linear_policy_loss"]
         *((AUTO, "x", name) for name in NAMES),
         *((EXPLICIT, ("x", "y"), name) for name in NAMES),
         *((EXPLICIT, P(None, "y"), name) for name in ["cross_entropy", "policy_loss"]),
-        *((EXPLICIT, P("x", "y"), name) for name in [*NAMES[1:], "distillation"]),
+        *(
+            (EXPLICIT, P("x", "y"), name)
+            for name in [*NAMES[1:], "distillation, labels everywhere"]
+        ),
+        (AUTO, "x", "distillation"),
         (AUTO + EXPLICIT, P("x", "y"), "logprobs"),
         (AUTO, "x", "several labels, head"),
         (EXPLICIT, P("x", "y"), "several labels"),

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from jax_exact import exact, relative
+from jax_calls import tiles_of
+from jax_exact import check, exact
 from tileloss._core.functions import FUNCTIONS
 from tileloss.jax import DistillationRows, distillation
 from tileloss.jax._sweeps import xla
@@ -38,11 +37,7 @@ def with_beta(kind: str, beta: float) -> dict[str, float]:
     return {"beta": beta} if kind == "jsd" or kind.startswith("skew") else {}
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        xla, "TILE", 3
-    )  # of 6 columns two tiles; a tail have the tests of ordinary sizes
+small_tiles = tiles_of(3)  # of 6 columns two tiles; a tail have the tests of ordinary sizes
 
 
 @cache
@@ -283,27 +278,15 @@ def test_value_gradient_and_rows_are_those_of_float64(
     weights = np.linspace(0.5, 1.5, 10).reshape(2, 5)
     upstream = np.linspace(1, 2, 10).reshape(2, 5) if how.get("reduction") == "none" else 3.0
 
-    options = {
-        "divergence": kind, **with_beta(kind, 0.3), "label_weight": 0.25, "divergence_weight": 0.75,
-        "temperature": 2.0, "token_weights": weights,
-        "scale_by_temperature_squared": True,
-        "outputs": ("divergence", "entropy", "teacher_entropy", "agreement"), **how,
-    }  # fmt: skip
-    upstream = np.asarray(upstream)
-    expected, (slopes,) = exact("distillation", [x], teacher, labels, upstream=upstream, **options)
-
-    def ours(x: Any) -> Any:
-        loss, rows = distillation(x, teacher, labels, **options)
-        return (loss * jnp.asarray(upstream, jnp.float32)).sum(), (loss, rows)
-
-    (_, (loss, rows)), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(x)
-    assert rows.logp is None and rows.agreement.dtype == jnp.bool_
-    found = {"loss": loss} | {name: getattr(rows, name) for name in options["outputs"]}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-    assert gradient.dtype == dtype and not np.asarray(gradient[1, 2]).any()
-    limit = {jnp.float32: 2e-6, jnp.float16: 1e-3, jnp.bfloat16: 4e-3}[dtype]
-    assert relative(gradient, slopes) < limit
+    found, (gradient,) = check(
+        "distillation", [x], teacher, labels, divergence=kind, **with_beta(kind, 0.3),
+        label_weight=0.25, divergence_weight=0.75, temperature=2.0, token_weights=weights,
+        scale_by_temperature_squared=True, upstream=np.asarray(upstream), rtol=1e-5, atol=1e-6,
+        outputs=("divergence", "entropy", "teacher_entropy", "agreement"),
+        limit={jnp.float32: 2e-6, jnp.float16: 1e-3, jnp.bfloat16: 4e-3}[dtype], **how,
+    )  # fmt: skip
+    assert found["logp"] is None and found["agreement"].dtype == jnp.bool_
+    assert not np.asarray(gradient[1, 2]).any()
 
 
 @pytest.mark.parametrize("kind", ["jsd", "skew_forward_kl", "skew_reverse_kl"])
@@ -344,56 +327,6 @@ def test_vmap_a_mask_and_no_labels(implementation: str) -> None:
         np.testing.assert_allclose(gradients[i], expected, rtol=2e-5, atol=3e-7)
 
 
-def test_rows_over_devices_give_what_one_gives(implementation: str) -> None:
-    x, teacher, labels = batch(jnp.float32, 13)
-    weights = jnp.linspace(0.5, 1.5, 10).reshape(2, 5)
-
-    def loss(x: Any, teacher: Any, labels: Any, weights: Any) -> Any:
-        options = {
-            "divergence": "reverse_kl",
-            "label_weight": 0.5,
-            "divergence_weight": 0.5,
-            "token_weights": weights,
-        }
-        return distillation(x, teacher, labels, reduction="sum", **options)
-
-    both = jax.value_and_grad(loss)
-    arrays = (x, teacher, labels, weights)
-    expected = jax.jit(both)(*arrays)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    placed = jax.device_put(arrays, NamedSharding(mesh, P("x")))
-    by_partitioner = jax.jit(both).lower(*placed).compile()
-    assert "all-gather" not in by_partitioner.as_text()
-
-    def summed_loss(*arrays: Any) -> Any:
-        return jax.lax.psum(loss(*arrays), "x")
-
-    mapped = jax.shard_map(summed_loss, mesh=mesh, in_specs=P("x"), out_specs=P())
-    in_shard_map = jax.jit(jax.value_and_grad(mapped))
-    for found in (by_partitioner(*placed), in_shard_map(*placed)):
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
-        assert found[1].sharding.spec[0] == "x"
-
-
-def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
-    monkeypatch: pytest.MonkeyPatch, implementation: str
-) -> None:
-    monkeypatch.setattr(xla, "TILE", 512)
-    logits = jax.ShapeDtypeStruct((128, 16384 + 100), jnp.float32)
-    size = logits.size * logits.dtype.itemsize
-    for in_forward in (True, False):
-
-        def loss(x: Any, teacher: Any, in_forward: bool = in_forward) -> Any:
-            options = {"divergence": "jsd", "outputs": ("agreement", "entropy")}
-            return distillation(x, teacher, grad_in_forward=in_forward, **options)
-
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True), donate_argnums=0)
-        memory = step.lower(logits, logits).compile().memory_analysis()
-        assert memory.alias_size_in_bytes == size
-        assert memory.temp_size_in_bytes < (0.01 if implementation == "cpu" else 0.4) * size
-
-
 def test_the_teacher_has_no_gradient() -> None:
     x, teacher, _ = batch(jnp.float32, 13)
     gradient = jax.grad(lambda t: distillation(x, t, implementation="cpu"))(teacher)
@@ -411,39 +344,6 @@ def test_the_choice_of_an_implementation() -> None:
     assert not calls_the_library(("xla", "cpu"))
     with pytest.raises(ValueError, match="can do this: pallas_tpu has no kernels of this loss"):
         distillation(x, teacher, implementation="pallas_tpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"teacher": jnp.zeros((2, 5, 7))}, ValueError, r"teacher: expected logits' shape \[2, 5, 13\], got \[2, 5, 7\]"),
-        ({"teacher": jnp.zeros((2, 5, 13), jnp.bfloat16)}, TypeError, "teacher: expected logits' dtype float32, got bfloat16"),
-        ({"teacher": jnp.zeros((2, 5, 13), jnp.int32)}, TypeError, "teacher: expected float32, bfloat16 or float16, got int32"),
-        ({"labels": jnp.zeros((5, 2), jnp.int32)}, ValueError, r"labels: expected logits' leading dimensions \[2, 5\], got"),
-        ({"labels": jnp.zeros((2, 5))}, TypeError, "labels: expected integers, got float32"),
-        ({"mask": jnp.zeros(3)}, ValueError, r"mask: expected labels' shape \[2, 5\], or \[10\], got \[3\]"),
-        ({"token_weights": jnp.zeros((5, 2))}, ValueError, r"token_weights: expected labels' shape \[2, 5\], or \[10\]"),
-        ({"label_weight": 0.5}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
-        ({"label_weight": jnp.float32(0.5)}, ValueError, "labels: expected a vector, as label_weight is not 0, got none"),
-        ({"divergence_weight": -1.5}, ValueError, "divergence_weight: expected a number >= 0, got -1.5"),
-        ({"label_weight": -0.5, "labels": jnp.zeros((2, 5), jnp.int32)}, ValueError, "label_weight: expected"),
-        ({"outputs": "logp"}, ValueError, "labels: expected a vector, for logp, got none"),
-        ({"outputs": ("margin",)}, ValueError, "outputs: expected names among divergence, .*, got margin"),
-        ({"divergence": "kl"}, ValueError, "divergence: expected one of forward_kl, .*, got 'kl'"),
-        ({"divergence": "jsd", "beta": 1.0}, ValueError, "beta: expected a number > 0 and < 1 with this divergence"),
-        ({"temperature": 0.0}, ValueError, "temperature: expected"),
-        ({"teacher_temperature": -1.0}, ValueError, "teacher_temperature: expected"),
-        ({"valid_vocab": 14}, ValueError, "valid_vocab: expected"),
-        ({"reduction": "none", "grad_in_forward": True}, ValueError, "grad_in_forward: expected False for a loss per row"),
-        ({"implementation": "rocm"}, ValueError, "implementation: expected names among cpu, cuda, pallas_tpu, xla, got rocm"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_named(
-    change: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    arguments = {"teacher": jnp.zeros((2, 5, 13))} | change
-    with pytest.raises(error, match=message):
-        distillation(jnp.zeros((2, 5, 13)), **arguments)
 
 
 def test_every_kind_is_tested() -> None:

@@ -16,7 +16,7 @@ import pytest
 from jax import export
 
 import tileloss.jax as tileloss_jax
-from jax_calls import ONLY_XLA, assert_agrees
+from jax_calls import ONLY_XLA, assert_agrees, tiles_of
 from jax_cases import (
     CROSS_ENTROPY,
     LOGITS,
@@ -40,12 +40,8 @@ from tileloss.jax._sweeps import library, xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VOCABULARY % RAGGED != 0
-    monkeypatch.setattr(xla, "TILE", RAGGED)
+assert VOCABULARY % RAGGED != 0
+small_tiles = tiles_of(RAGGED)
 
 
 @pytest.mark.parametrize("options", cases("logprobs"))
@@ -249,22 +245,37 @@ def test_a_label_that_int32_cannot_hold_is_out_of_range_in_one_pass_too(problem:
         assert np.isnan(loss), grad_in_forward
 
 
+WITH_ROWS = {"divergence": "jsd", "outputs": ("agreement", "entropy")}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "most"),
-    # Before jax 0.11 one copy of bfloat16 logits, as integers; one in float32 would be twice as large.
-    [(jnp.float32, 0.25), (jnp.float16, 0.4), (jnp.bfloat16, 1.4)],
+    ("function", "dtype", "options", "most"),
+    [
+        # Before jax 0.11 one copy of bfloat16 logits, as integers; one in float32 would be twice as large.
+        (cross_entropy, jnp.float32, {}, 0.25),
+        (cross_entropy, jnp.float16, {}, 0.4),
+        (cross_entropy, jnp.bfloat16, {}, 1.4),
+        (distillation, jnp.float32, WITH_ROWS | {"grad_in_forward": True}, 0.4),
+        (distillation, jnp.float32, WITH_ROWS | {"grad_in_forward": False}, 0.4),
+    ],
 )
 def test_no_scratch_of_the_logits_size_and_a_donated_gradient_in_their_place(
-    monkeypatch: pytest.MonkeyPatch, implementation: str, dtype: Any, most: float
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, implementation: str,
+    function: Any, dtype: Any, options: dict[str, Any], most: float,
+) -> None:  # fmt: skip
     monkeypatch.setattr(xla, "TILE", 512)
     logits = jax.ShapeDtypeStruct((128, 16384 + 100), dtype)
     labels = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
+    given = (logits, labels if function is cross_entropy else logits)
     size = logits.size * logits.dtype.itemsize
-    forward = jax.jit(lambda x, y: cross_entropy(x, y)).lower(logits, labels).compile()
+
+    def loss(x: Any, y: Any) -> Any:
+        return function(x, y, **options)
+
+    forward = jax.jit(loss).lower(*given).compile()
     assert forward.memory_analysis().temp_size_in_bytes < 0.4 * size
-    step = jax.jit(jax.value_and_grad(cross_entropy), donate_argnums=0)
-    memory = step.lower(logits, labels).compile().memory_analysis()
+    step = jax.jit(jax.value_and_grad(loss, has_aux="outputs" in options), donate_argnums=0)
+    memory = step.lower(*given).compile().memory_analysis()
     assert memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < (0.01 if implementation == "cpu" else most) * size
 
@@ -307,87 +318,6 @@ def test_who_gets_xla_as_a_build_lacks_the_kernels_is_told_once(
         cross_entropy(x, y)
     (told,) = found
     assert 'tileloss.jax: "cpu" is not in this build (libtileloss_xla.so is' in str(told.message)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        (((3, 5), (4,)), {}, r"labels: expected logits' leading dimensions \[3\], got \[4\]"),
-        (
-            ((3, 5), (3,)),
-            {"implementation": "rocm"},
-            "implementation: expected names among cpu, cuda, pallas_tpu, xla, got rocm",
-        ),
-        (((3, 5), (3,)), {"temperature": 0.0}, "temperature: expected"),
-        (
-            ((3, 5), (3,)),
-            {"reduction": "max"},
-            "reduction: expected one of none, sum, mean, got 'max'",
-        ),
-        (((3, 5), (3,)), {"valid_vocab": 6}, "valid_vocab: expected"),
-        (((3, 5), (3,)), {"weight": np.ones(4, np.float32)}, r"^weight\.size: expected 5, got 4"),
-        (
-            ((3, 5), (3,)),
-            {"weight": np.ones((5, 1), np.float32)},
-            r"weight: expected one dimension, got \[5, 1\]",
-        ),
-        (
-            ((3, 5, 7), (3, 5)),
-            {"token_weights": np.ones((5, 3))},
-            "token_weights: expected labels' shape",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(
-    arguments: tuple[Any, Any], options: dict[str, Any], message: str
-) -> None:
-    logits, labels = jnp.zeros(arguments[0]), jnp.zeros(arguments[1], jnp.int32)
-    with pytest.raises(ValueError, match=message):
-        cross_entropy(logits, labels, **options)
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "hint"),
-    [
-        (cross_entropy, "where", "here that is mask"),
-        (cross_entropy, "workspace_bytes", "nothing is held here that it could cap"),
-        (policy_loss, "token_weights", "multiply by them what is made of each row"),
-        (policy_loss, "clip_ratio_high", "here that is epsilon_high"),
-        (policy_loss, "epsilom", "$"),
-    ],
-)
-def test_other_names_are_refused_with_ours(function: Any, name: str, hint: str) -> None:
-    with pytest.raises(
-        TypeError, match=rf"^\w+\(\) got an unexpected keyword argument '{name}'(; )?{hint}"
-    ):
-        function(**{name: 1})
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        # Of the same number of elements: they would go to other rows than meant.
-        ({"mask": np.ones((5, 3))}, ValueError, r"mask: expected labels' shape \[3, 5\], or \[15\], got \[5, 3\]"),
-        ({"old_logp": np.zeros((5, 3))}, ValueError, r"old_logp: expected labels' shape \[3, 5\]"),
-        ({"ref_logp": np.zeros((3, 5, 1))}, ValueError, r"ref_logp: expected labels' shape \[3, 5\]"),
-        ({"sampler_logp": np.zeros(())}, ValueError, r"sampler_logp: expected .*, got \[\]"),
-        ({"advantages": np.ones((5, 3))}, ValueError, r"advantages: expected \[B\] or \[B, 1\] of sequences, or labels'"),
-        ({"mask": np.ones(15, complex)}, TypeError, "mask: expected numbers, got complex"),
-        ({"sequence_offsets": [0.0, 15.0]}, TypeError, "sequence_offsets: expected integers, got float32"),
-        ({"sequence_offsets": [[0, 15]]}, ValueError, r"sequence_offsets: expected one dimension, got \[1, 2\]"),
-        ({"sequence_offsets": [1, 5, 9, 15]}, ValueError, r"sequence_offsets\[0\]: expected 0, got 1"),
-        ({"sequence_offsets": [0, 9, 4, 15]}, ValueError, r"sequence_offsets\[2\]: expected >= the one before it, 9, got 4"),
-        ({"sequence_offsets": [0, 5, 9, 12]}, ValueError, r"sequence_offsets\[3\]: expected the number of rows, 15, got 12"),
-    ],
-    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
-)  # fmt: skip
-def test_what_goes_with_the_rows_is_checked(
-    given: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    arrays: dict[str, Any] = {"advantages": jnp.ones(3)}
-    arrays |= {name: jnp.asarray(value) for name, value in given.items()}
-    with pytest.raises(error, match=message):
-        policy_loss(jnp.zeros((3, 5, 7)), jnp.zeros((3, 5), jnp.int32), **arrays)
 
 
 WRONG: list[dict[str, Any]] = [
@@ -493,41 +423,12 @@ def test_a_batch_of_no_known_size_is_refused_in_words() -> None:
         export.export(jax.jit(cross_entropy))(x, y)
 
 
-def test_what_is_needed_and_none_is_named() -> None:
-    x, y = jnp.zeros((2, 3, 5)), jnp.zeros((2, 3), jnp.int32)
-    for name, call in (
-        ("logits", lambda: cross_entropy(None, y)),
-        ("labels", lambda: cross_entropy(x, None)),
-        ("head", lambda: linear_cross_entropy(x, None, y)),
-        ("advantages", lambda: policy_loss(x, y, None)),
-        ("teacher", lambda: distillation(x, None)),
-    ):
-        with pytest.raises(TypeError, match=f"^{name}: expected an array, got None"):
-            call()
-    with pytest.raises(ValueError, match="^valid_vocab: expected a number >= 1, or None, got 0"):
-        cross_entropy(x, y, valid_vocab=0)
-
-
 def test_a_batch_without_rows_has_no_loss() -> None:
     for shape in ((2, 0), (0, 3)):
         x, y, advantages = jnp.zeros((*shape, 5)), jnp.zeros(shape, jnp.int32), jnp.ones(shape[0])
         loss, gradient = jax.value_and_grad(policy_loss)(x, y, advantages)
         assert loss == 0 and gradient.shape == x.shape
         assert cross_entropy(x, y) == 0
-
-
-def test_types_and_names_are_checked() -> None:
-    logits, labels = jnp.zeros((3, 5)), jnp.zeros(3, jnp.int32)
-    with pytest.raises(TypeError, match="logits: expected float32, bfloat16 or float16, got int32"):
-        cross_entropy(labels[:, None], labels)
-    with pytest.raises(TypeError, match="labels: expected integers, got float32"):
-        logprobs(logits, labels.astype(jnp.float32))
-    with pytest.raises(ValueError, match="outputs: expected names among"):
-        logprobs(logits, labels, outputs=("probability",))
-    with pytest.raises(TypeError, match="policy_loss.*unexpected keyword argument"):
-        policy_loss(logits[None], labels[None], jnp.ones(1), epsilon=0.2)
-    with pytest.raises(ValueError, match=r"labels: expected \[B, T\] without sequence_offsets"):
-        policy_loss(logits, labels, jnp.ones(1))
 
 
 def test_the_names_are_those_of_the_torch_functions() -> None:

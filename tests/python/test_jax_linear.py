@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jax_calls import ONLY_XLA, assert_agrees, operands_of, run
+from jax_calls import ONLY_XLA, assert_agrees, operands_of, run, tiles_of
 from jax_cases import preset_options, with_weights
 from jax_heads import distances, even_problem, with_head
 from jax_problems import VOCABULARY, plain_problem, policy_problem, witness
@@ -23,12 +23,8 @@ pytestmark = pytest.mark.usefixtures("implementation")
 RAGGED = 8  # columns of a tile: three whole ones and a tail of 5
 SEEN = ("float32", "bfloat16")
 SMOOTHED = {"label_smoothing": 0.1, "z_loss": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VOCABULARY % RAGGED != 0
-    monkeypatch.setattr(xla, "TILE", RAGGED)
+assert VOCABULARY % RAGGED != 0
+small_tiles = tiles_of(RAGGED)
 
 
 # ------------------------------------------------------------------------------------------------------------- the numbers
@@ -177,27 +173,6 @@ def test_a_low_rank_part_is_a_wider_head_over_shards_too() -> None:
         size = hidden.shape[1]
         for x, y in zip(gradients, (dh[:, :size], dw[:size], dh[:, size:], dw[size:]), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * float(abs(y).max()))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("text", r"low_rank: expected None or two arrays, \[..., R\] and \[R, V\], got str"),
-        ((jnp.ones((3, 2)), None), "low_rank: expected None or two arrays, .* got tuple of .*, NoneType"),
-        ((jnp.ones((4, 2)), jnp.ones((2, 7))), r"low_rank\[0\]: expected shape \[3, R\], got \[4, 2\]"),
-        ((jnp.ones((3, 2)), jnp.ones((7, 2))), r"low_rank\[1\]: expected shape \[2, 7\] of head_layout 'HV', got \[7, 2\]"),
-        ((jnp.ones((3, 2), int), jnp.ones((2, 7))), r"low_rank\[0\]: expected float32"),
-        ((jnp.ones((3, 513)), jnp.ones((513, 7))), r"low_rank\[0\]: expected a last dimension of 1 to 512, got 513"),
-        ((jnp.ones((3, 2)), jnp.ones((2, 7))), "pallas_tpu .*; cuda .*"),
-    ],
-    ids=["text", "none", "rows", "layout", "dtype", "rank", "others"],
-)  # fmt: skip
-def test_what_is_refused_of_a_low_rank_part(given: Any, message: str) -> None:
-    how = {"implementation": ("pallas_tpu", "cuda")} if message.startswith("pallas") else {}
-    with pytest.raises((TypeError, ValueError), match=message):
-        linear_cross_entropy(
-            jnp.ones((3, 5)), jnp.ones((5, 7)), jnp.zeros(3, int), low_rank=given, **how
-        )
 
 
 def test_a_label_out_of_range_is_nan_and_leaves_the_other_rows_alone() -> None:

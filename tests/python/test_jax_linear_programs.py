@@ -11,25 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_calls import ONLY_XLA, assert_agrees
+from jax_calls import ONLY_XLA, assert_agrees, tiles_of
 from jax_heads import with_head
 from jax_problems import plain_problem, policy_problem
 from tileloss.jax import (
     cross_entropy,
     linear_cross_entropy,
     linear_logprobs,
-    linear_policy_loss,
-    policy_loss,
 )
 from tileloss.jax._sweeps import xla
 
 pytestmark = [pytest.mark.usefixtures("implementation"), ONLY_XLA]
 TOKENS, SIZE, VOCABULARY, TILE = 12, 5, 40, 8
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", TILE)
+small_tiles = tiles_of(TILE)
 
 
 @pytest.fixture
@@ -229,24 +223,6 @@ def test_a_gradient_of_the_forward_is_computed_for_none_who_does_not_ask(
     assert len(products_of(program.jaxpr)) == 1
 
 
-def test_a_loss_per_row_has_no_gradient_in_the_forward(hidden: Any, head: Any, labels: Any) -> None:
-    logits, batch, advantages = hidden @ head, labels.reshape(3, 4), jnp.ones(3)
-    message = "grad_in_forward: expected False for a loss per row .*, got True"
-    per_row = {"grad_in_forward": True, "reduction": "none"}
-    per_token = {"grad_in_forward": True, "aggregation": "none"}
-    with pytest.raises(ValueError, match=message):
-        cross_entropy(logits, labels, **per_row)
-    with pytest.raises(ValueError, match=message):
-        linear_cross_entropy(hidden, head, labels, **per_row)
-    with pytest.raises(ValueError, match=message):
-        policy_loss(logits.reshape(3, 4, -1), batch, advantages, **per_token)
-    with pytest.raises(ValueError, match=message):
-        linear_policy_loss(hidden.reshape(3, 4, -1), head, batch, advantages, **per_token)
-
-
-# ----------------------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
     [
@@ -261,53 +237,3 @@ def test_what_products_see_by_default(dtypes: Any, expected: Any) -> None:
     products = products_of(program.jaxpr)
     assert [x.aval.dtype for x in products[0].invars] == [expected, expected]
     assert products[0].outvars[0].aval.dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"hidden": jnp.ones(())},
-            r"labels: expected hidden's leading dimensions \[\], got \[12\]",
-        ),
-        ({"hidden": jnp.ones((3, 5))}, r"labels: expected hidden's leading dimensions \[3\]"),
-        ({"hidden": jnp.ones((12, 0))}, "hidden: expected a last dimension of at least 1"),
-        ({"head": jnp.ones((40, 5))}, r"head: expected shape \[5, V\] .*'HV', got \[40, 5\]"),
-        (
-            {"head_layout": "VH"},
-            r"head: expected shape \[V, 5\] of head_layout 'VH', got \[5, 40\]",
-        ),
-        ({"head": jnp.ones(5)}, r"head: expected shape \[5, V\]"),
-        ({"head_layout": "VHV"}, "head_layout: expected one of HV, VH, got 'VHV'"),
-        ({"bias": jnp.ones(5)}, r"bias: expected shape \[40\], got \[5\]"),
-        ({"compute_dtype": jnp.float16}, "compute_dtype: expected float32 or bfloat16, got"),
-        ({"compute_dtype": "half"}, "compute_dtype: expected float32 or bfloat16, got half"),
-        ({"valid_vocab": 41}, "valid_vocab: expected"),
-        ({"weight": jnp.ones(5)}, r"^weight\.size: expected 40, got 5"),
-    ],
-    ids=lambda x: str(list(x)) if isinstance(x, dict) else "",
-)
-def test_bad_shapes_and_options_are_named(
-    hidden: Any, head: Any, labels: Any, change: dict[str, Any], message: str
-) -> None:
-    given = {"hidden": hidden, "head": head, "labels": labels} | change
-    with pytest.raises(ValueError, match=message):
-        linear_cross_entropy(**given)
-
-
-@pytest.mark.parametrize("name", ["hidden", "head", "bias"])
-def test_bad_types_are_named(hidden: Any, head: Any, labels: Any, name: str) -> None:
-    given = {"hidden": hidden, "head": head, "labels": labels, "bias": jnp.ones(VOCABULARY)}
-    given[name] = given[name].astype(jnp.int32)
-    with pytest.raises(TypeError, match=f"{name}: expected float32, bfloat16 or float16, got int"):
-        linear_cross_entropy(**given)
-
-
-def test_the_library_s_other_options_of_the_head_are_not_offered(
-    hidden: Any, head: Any, labels: Any
-) -> None:
-    batch = hidden.reshape(3, 4, -1), head, labels.reshape(3, 4), jnp.ones(3)
-    with pytest.raises(
-        TypeError, match="linear_policy_loss.*unexpected keyword argument 'accumulate'"
-    ):
-        linear_policy_loss(*batch, accumulate=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 
-from jax_calls import ONLY_XLA
+from jax_calls import ONLY_XLA, tiles_of
 from tileloss.jax import (
     cross_entropy,
     distillation,
@@ -23,7 +23,6 @@ from tileloss.jax import (
     policy_loss,
     sparse_distillation,
 )
-from tileloss.jax._sweeps import xla
 
 pytestmark = pytest.mark.usefixtures("implementation")
 Loss = Callable[..., Any]
@@ -39,11 +38,7 @@ WEIGHT = jnp.linspace(0.5, 1.5, 7)
 IDS = jnp.tile(jnp.arange(3), (2, 3, 1))
 SEVERAL = jnp.stack([LABELS, jnp.array([[4, 3, -100], [-100, 2, 1]])], -1)
 number = jnp.float32(1.5)  # of an option that may be traced
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "TILE", 4)
+small_tiles = tiles_of(4)
 
 
 # Of the operand and of a number; what they are given makes for as many of the sweeps' arrays as there are.

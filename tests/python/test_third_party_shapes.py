@@ -270,37 +270,6 @@ def test_liger_linear(
     )
 
 
-@TWO_DTYPES
-@pytest.mark.parametrize("weighted", [True, False])
-@BIAS
-@pytest.mark.parametrize("shape", [(2 * 2, 8, 8), (9 * 7, 41, 41)], ids=str)
-def test_liger_functional(
-    shape: tuple[int, int, int], bias: bool, weighted: bool, dtype: torch.dtype
-) -> None:
-    """Class weights there are normal; of both signs they may sum to about 0, so here they are not."""
-    tokens, hidden, vocab = shape
-    added = normal(F32, vocab) if bias else None
-    check(
-        "linear_cross_entropy",
-        (normal(dtype, tokens, hidden), normal(dtype, vocab, hidden), added),
-        torch.randint(0, vocab, (tokens,)),
-        weight=torch.rand(vocab) + 0.1 if weighted else None,
-        z_loss=1e-4,
-        label_smoothing=0.1,
-        softcap=30.0,
-    )
-
-
-@BIAS
-@pytest.mark.parametrize("shape", [(2 * 16, 32, 64), (32, 64, 128)], ids=str)
-def test_liger_a_gradient_per_token(shape: tuple[int, int, int], bias: bool) -> None:
-    tokens, hidden, vocab = shape
-    shapes = ((tokens, hidden), (vocab, hidden), *[(vocab,)] * bias)
-    labels, upstream = torch.randint(0, vocab, (tokens,)), torch.rand(tokens) + 0.5
-    leaves = [normal(F32, *each, scale=0.1) for each in shapes]
-    check("linear_cross_entropy", leaves, labels, reduction="none", upstream=upstream)
-
-
 # -------------------------------------------------------------------------------------------------- quack
 # tests/test_cross_entropy.py and test_cross_entropy_weight.py: logits 0.1 * normal, upstream normal a row.
 
@@ -424,37 +393,6 @@ def test_cce(
         # A gradient that the forward made and rounded would be rounded again by that upstream gradient.
         grad_in_forward=reduction == "mean",
     )
-
-
-@pytest.mark.parametrize(
-    "needs_grad", [(True, False, True), (False, True, False), (False, False, True)]
-)
-def test_cce_partial_gradients(needs_grad: tuple[bool, bool, bool]) -> None:
-    leaves, labels = cce_inputs(CCE[0], BF16, True, False)
-    for tensor, needed in zip(leaves, needs_grad, strict=True):
-        tensor.requires_grad_(needed)
-    check("linear_cross_entropy", leaves, labels)
-
-
-# ---------------------------------------------------------------------------------------------------- TRL
-# tests/test_utils.py: selective_log_softmax and TestChunkedLogProbFunction.
-
-
-@DTYPES
-def test_trl_selective_log_softmax(dtype: torch.dtype) -> None:
-    labels, names = torch.randint(0, 1024, (4, 32)), ("logp", "entropy")
-    upstream = {name: torch.randn(4, 32) for name in names}
-    check("logprobs", normal(dtype, 4, 32, 1024), labels, outputs=names, upstream=upstream)
-
-
-@TWO_DTYPES
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_trl_chunked(entropy: bool, temperature: float, dtype: torch.dtype) -> None:
-    upstream = {"logp": torch.ones(64)} | ({"entropy": torch.randn(64)} if entropy else {})
-    head, labels = (normal(dtype, 64, 32), normal(dtype, 128, 32)), torch.randint(0, 128, (64,))
-    given = {"outputs": tuple(upstream), "upstream": upstream, "temperature": temperature}
-    check("linear_logprobs", head, labels, **given)
 
 
 # --------------------------------------------------------------------------------------------------- verl

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 
 import tileloss
+from processes import children_of, spawn, wait_for
 from tileloss.testing._judge import Answer, ask_apart
 from tileloss.tools import bench, info
 from tileloss.tools.command import run
@@ -366,16 +364,6 @@ def test_what_the_machine_lacks_exits_with_three(
     assert message in capfd.readouterr().err
 
 
-def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tileloss", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    )
-
-
 def test_devices_are_counted() -> None:
     if not ON_HOST.is_dir():
         pytest.skip("NOT RUN: no cuda_on_host")
@@ -391,15 +379,6 @@ def test_a_library_of_a_device_that_cannot_be_opened_is_not_taken_for_none(tmp_p
     assert asked.returncode == 3
 
 
-def wait_for_child(process: subprocess.Popen[str]) -> int:
-    """The process that it has forked."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    return int(found[0])
-
-
 # The reference ends after 5 calls, the kernel's millionth is never reached.
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_it_tells_what_was_measured_so_far(by: int, tmp_path: Path) -> None:
@@ -407,7 +386,7 @@ def test_stopped_it_tells_what_was_measured_so_far(by: int, tmp_path: Path) -> N
     flags = ["--tokens=64", "--vocab=4096", "--iters=1000000", "--impl=both", "--json"]
     for seconds in (1, 4, 16):  # on a busy machine it comes as far only later
         stopped = spawn("bench", *flags, f"--output={output}")
-        wait_for_child(stopped)
+        wait_for(lambda: children_of(stopped.pid), stopped)  # noqa: B023
         time.sleep(seconds)
         stopped.send_signal(by)
         out = stopped.communicate()[0]
@@ -500,7 +479,7 @@ def test_info_is_a_table(
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_info_can_be_stopped(by: int) -> None:
     stopped = spawn("info")
-    wait_for_child(stopped)
+    wait_for(lambda: children_of(stopped.pid), stopped)
     stopped.send_signal(by)
     assert stopped.communicate()[0] == ""
     assert stopped.returncode == 128 + by

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -374,28 +372,6 @@ def test_a_crash_of_what_judges_is_no_verdict(
     out, err = capfd.readouterr()
     assert "FAIL" not in out
     assert err == "tileloss: what judges crashed (signal 11, Segmentation fault)\n"
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_ends_the_child_and_leaves_no_line(
-    number: signal.Signals, code: int, folder: Path
-) -> None:
-    Path("c.yaml").write_text(SMALL + "output: r.jsonl\n")
-    arguments = ["gradcheck", "--config=c.yaml", "--set=seq_len=4000", "--set=vocab_size=30000"]
-    with subprocess.Popen([sys.executable, "-m", "tileloss", *arguments]) as program:
-        children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
-        while not (child := children.read_text().split()):
-            assert program.poll() is None
-            time.sleep(0.01)
-        program.send_signal(number)
-    assert program.returncode == code
-    for _ in range(1000):  # the kernel may need a moment
-        if not Path(f"/proc/{child[0]}").exists():
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError(child)
-    assert Path("r.jsonl").read_text() == ""
 
 
 # ------------------------------------------------------------------------------------------------------------------- judge

@@ -12,7 +12,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 import tileloss
+from processes import children_of, is_gone, spawn, wait_for
 from tileloss.testing._judge import Answer, Crashed, ask_apart
 from tileloss.tools import progress, sweep
 from tileloss.tools.command import run
@@ -382,7 +382,7 @@ def test_the_kernels_of_a_device_are_measured(folder: Path) -> None:
     if not ON_HOST.is_dir():
         pytest.skip("NOT RUN: no cuda_on_host")
     sets = ["device=cuda", "cuda_kernel=[two_reads, cluster]", "iters=1", "output=r.jsonl"]
-    ran = spawn(arguments(BASE, *sets), LD_LIBRARY_PATH=str(ON_HOST))
+    ran = spawn(*arguments(BASE, *sets), LD_LIBRARY_PATH=str(ON_HOST))
     out = ran.communicate()[0]
     assert ran.returncode == 0
     assert "cross_entropy [2, 64] bfloat16 value_and_grad on cuda\n" in out
@@ -605,13 +605,6 @@ def test_a_full_disk_leaves_earlier_results_and_a_resume_completes_them(
     assert len(results()) == len(count_cases()) == 24
 
 
-def test_a_device_that_is_full_exits_with_three(
-    folder: Path, fine: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert command(CHEAP, "output=/dev/full") == 3
-    assert "tileloss: /dev/full: No space left on device\n" in capfd.readouterr().err
-
-
 # ------------------------------------------------------------------------------------------------------------ what it says
 
 
@@ -685,41 +678,6 @@ def test_on_a_terminal_only_failures_stay(
 # --------------------------------------------------------------------------------------------------------- kills and stops
 
 
-def spawn(given: list[str], **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tileloss", *given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    )
-
-
-def child_of(process: Any) -> int | None:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    try:
-        found = children.read_text().split()
-    except FileNotFoundError:
-        return None
-    return int(found[0]) if found else None
-
-
-def wait_for(happens: Callable[[], Any]) -> Any:
-    for _ in range(6000):
-        if found := happens():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not happen within a minute")
-
-
-def is_gone(process: int) -> bool:
-    """A zombie that nobody has reaped is."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def fork_sweep(given: list[str]) -> Any:
     """A process that sweeps, forked off this one, which has imported everything."""
 
@@ -766,7 +724,7 @@ def test_killed_at_random_points_it_loses_repeats_and_doubles_nothing(folder: Pa
 
 def test_killed_it_takes_its_case_and_its_lock_with_it(folder: Path) -> None:
     process = fork_sweep(arguments(LONG))
-    child = wait_for(lambda: child_of(process))
+    (child,) = wait_for(lambda: children_of(process.pid))
     process.kill()
     process.join()
     wait_for(lambda: is_gone(child))
@@ -776,7 +734,7 @@ def test_killed_it_takes_its_case_and_its_lock_with_it(folder: Path) -> None:
 def test_two_on_one_file_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first = fork_sweep(arguments(LONG))
     try:
-        wait_for(lambda: child_of(first))
+        wait_for(lambda: children_of(first.pid))
         assert command(LONG, "iters=1") == 3
         assert "r.jsonl: another process writes to it" in capfd.readouterr().err
         assert Path("r.jsonl").read_text() == ""
@@ -789,8 +747,8 @@ def test_two_on_one_file_are_refused(folder: Path, capfd: pytest.CaptureFixture[
 def test_a_signal_stops_it_with_its_case_and_it_goes_on_later(by: int, folder: Path) -> None:
     assert command(LONG, "iters=1") == 0
     before = Path("r.jsonl").read_text()  # an earlier result, which must survive
-    stopped = spawn(arguments(LONG))
-    child = wait_for(lambda: child_of(stopped))
+    stopped = spawn(*arguments(LONG))
+    (child,) = wait_for(lambda: children_of(stopped.pid))
     time.sleep(0.1)
     stopped.send_signal(by)
     out, err = stopped.communicate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from tileloss import torch as tl
 from torch_problems import (
+    ALL_FUNCTIONS,
     FUNCTIONS,
     LINEAR_FUNCTIONS,
-    LOGIT_FUNCTIONS,
     OF_TORCH_2_15,
+    TEACHER_FUNCTIONS,
     Problem,
     assert_same,
     gradients,
@@ -24,6 +26,7 @@ from torch_problems import (
 )
 
 V, H = 67, 16
+LINEAR_TARGETS = ("linear_distillation", "linear_soft_labels")
 
 
 @pytest.fixture(autouse=True)
@@ -54,38 +57,47 @@ def forward_and_backward(
     return loss.detach(), *torch.autograd.grad(2 * loss, leaves)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+def agree(
+    compiled: Any, eager: Any, name: str, p: Problem, rtol: float = 1e-6, **options: Any
+) -> None:
+    ours = forward_and_backward(compiled, name, p, **options)
+    assert_same(ours, forward_and_backward(eager, name, p, **options), rtol)
+
+
+@pytest.mark.parametrize("name", ALL_FUNCTIONS)
 def test_every_function_and_mode_is_one_graph(name: str) -> None:
     """fullgraph=True raises where a graph would break."""
     backend = Compilations()
     compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
     p = problem()
     modes: list[dict[str, Any]] = [{}]
-    modes += [{"inplace_backward": True}] if name in LOGIT_FUNCTIONS else []
+    modes += [{"inplace_backward": True}] if "linear" not in name else []
     modes += [] if name.endswith("logprobs") else [{"grad_in_forward": "linear" not in name}]
     modes += (
         [{"grad_in_forward": True, "inplace_backward": True}] if name == "cross_entropy" else []
     )
     for number, mode in enumerate(modes):
-        ours = forward_and_backward(compiled, name, p, **mode)
-        assert_same(ours, forward_and_backward(run, name, p, **mode), 1e-6)
+        agree(compiled, run, name, p, **mode)
         assert backend.count == number + 1
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *product(["cross_entropy", "linear_cross_entropy"], [torch.float32, torch.float16]),
+        *((name, torch.float32) for name in (*TEACHER_FUNCTIONS, *LINEAR_TARGETS)),
+    ],
+    ids=str,
+)
 def test_inductor(name: str, dtype: torch.dtype) -> None:
     """65536: the scale that AMP begins with, above float16's range."""
-    p = problem(dtype)
-    options = {"grad_in_forward": True}
 
     def scaled(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
         return 65536 * run(name, p, *leaves, **options)
 
+    rtol = 1e-6 if dtype == torch.float32 else 2.0**-10
     compiled = torch.compile(scaled, fullgraph=True)
-    ours = forward_and_backward(compiled, name, p, **options)
-    expected = forward_and_backward(scaled, name, p, **options)
-    assert_same(ours, expected, 1e-6 if dtype == torch.float32 else 2.0**-10)
+    agree(compiled, scaled, name, problem(dtype), rtol, grad_in_forward=True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -93,10 +105,7 @@ def test_shapes_that_change_compile_twice_at_most(name: str) -> None:
     backend = Compilations()
     compiled = torch.compile(run, fullgraph=True, backend=backend)
     for batch in (3, 4, 7, 6, 2):
-        p = problem(batch=batch)
-        assert_same(
-            forward_and_backward(compiled, name, p), forward_and_backward(run, name, p), 1e-6
-        )
+        agree(compiled, run, name, problem(batch=batch))
     assert backend.count <= 2
 
 
@@ -105,10 +114,8 @@ def test_dynamic_shapes_compile_for_the_first_call_only(name: str) -> None:
     """Where an argument's default is a float, torch.compile starts a second time once it is found to be constant."""
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch in (3, 5, 8):
-        p = problem(batch=batch)
         with torch._dynamo.config.patch(error_on_recompile=batch > 3):
-            ours = forward_and_backward(compiled, name, p)
-        assert_same(ours, forward_and_backward(run, name, p), 1e-6)
+            agree(compiled, run, name, problem(batch=batch))
 
 
 def run_on_used_rows(name: str, p: Problem, *leaves: Tensor, **options: Any) -> Tensor:
@@ -133,11 +140,9 @@ def run_on_used_rows(name: str, p: Problem, *leaves: Tensor, **options: Any) -> 
 @pytest.mark.parametrize("mode", [{}, {"grad_in_forward": False}], ids=["", "two passes"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_sizes_that_are_known_when_the_graph_runs(name: str, mode: dict[str, Any]) -> None:
-    p = problem()
     options = {} if name.endswith("logprobs") else mode
     compiled = torch.compile(run_on_used_rows, fullgraph=True, backend="aot_eager")
-    ours = forward_and_backward(compiled, name, p, **options)
-    assert_same(ours, forward_and_backward(run_on_used_rows, name, p, **options), 1e-6)
+    agree(compiled, run_on_used_rows, name, problem(), **options)
 
 
 @pytest.mark.parametrize("name", ["policy_loss", "linear_policy_loss"])
@@ -152,9 +157,7 @@ def test_sequences_whose_number_is_known_when_the_graph_runs(name: str, level: s
         loss: Tensor = getattr(tl, name)(*tensors, **bias)
         return loss
 
-    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
-    ours = forward_and_backward(compiled, name, p)
-    assert_same(ours, forward_and_backward(chosen, name, p), 1e-6)
+    agree(torch.compile(chosen, fullgraph=True, backend="aot_eager"), chosen, name, p)
 
 
 def test_inductor_on_rows_that_a_mask_keeps() -> None:
@@ -210,8 +213,7 @@ def test_a_number_that_changes_compiles_twice_at_most(name: str, option: str, va
     compiled = torch.compile(run, fullgraph=True, backend=backend)
     p = problem()
     for value in values:
-        ours = forward_and_backward(compiled, name, p, **{option: value})
-        assert_same(ours, forward_and_backward(run, name, p, **{option: value}), 1e-6)
+        agree(compiled, run, name, p, **{option: value})
     assert backend.count <= 2
 
 
@@ -336,14 +338,11 @@ def test_every_row_output_in_a_graph() -> None:
 
 @pytest.mark.parametrize("name", ["cross_entropy", *LINEAR_FUNCTIONS])
 def test_modules_and_autocast_in_a_graph(name: str) -> None:
-    p = problem()
-
     def cast(name: str, p: Problem, *leaves: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return run(name, p, *leaves)
 
-    compiled = torch.compile(cast, fullgraph=True, backend="aot_eager")
-    assert_same(forward_and_backward(compiled, name, p), forward_and_backward(cast, name, p), 1e-6)
+    agree(torch.compile(cast, fullgraph=True, backend="aot_eager"), cast, name, problem())
 
 
 def test_a_module_in_a_graph() -> None:

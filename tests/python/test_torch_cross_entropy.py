@@ -102,15 +102,10 @@ def test_numbers_that_change_may_be_tensors(name: str) -> None:
 @pytest.mark.parametrize("grad_in_forward", [False, True])
 def test_ignored_rows_are_never_read(grad_in_forward: bool) -> None:
     x, labels = batch()
-    clean = cross_entropy(x, labels)
-    (expected,) = torch.autograd.grad(clean, x)
     with torch.no_grad():
         x[labels == -100] = float("nan")
-    loss = cross_entropy(x, labels, grad_in_forward=grad_in_forward)
-    (gradient,) = torch.autograd.grad(loss, x)
-    assert torch.equal(gradient, expected)
-    assert (gradient[labels == -100] == 0).all()
-    torch.testing.assert_close(loss, clean, rtol=1e-6, atol=0)
+    check("cross_entropy", x, labels, grad_in_forward=grad_in_forward)
+    assert (x.grad[labels == -100] == 0).all()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

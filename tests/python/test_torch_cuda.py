@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tileloss._core.library import library_path
-
-ROOT = Path(__file__).parents[2]
-
-
-HERE = Path(__file__).parent
-DEVICES = pytest.mark.parametrize("device", ["host", "gpu"])
-
-
-def run_on(device: str, *arguments: str | Path, devices: int = 1) -> None:
-    """A program, on a library of the kernels as g++ compiled them, or on that of GPUs."""
-    folder = library_path().parent
-    if device == "host":
-        folder /= "cuda_on_host"
-        if platform.machine() != "x86_64":
-            pytest.skip("NOT RUN: CUDA's threads are fibers of x86-64")
-    elif not (folder / "libtileloss_cuda.so").exists() or torch.cuda.device_count() < devices:
-        pytest.skip(f"NOT RUN: no libtileloss_cuda.so, or fewer GPUs than {devices}")
-    more = {
-        "TILELOSS_LIBRARY": str(folder / "libtileloss.so"),
-        "TILELOSS_TEST_DEVICE": device,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    run = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | more,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+from cuda_runs import DEVICES, HERE, run_on
 
 
 @pytest.mark.full

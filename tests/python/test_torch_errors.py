@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +10,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tileloss import torch as tl
+from tileloss._core import functions
 from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, problem
 from wrapped_tensors import Opaque, quantized
 
 V, H = 67, 16
-ROW_OUTPUTS = ", ".join(tl.RowOutputs._fields)
-Call = Callable[..., Any]
+ROW_OUTPUTS, PAIR_ROWS = (", ".join(of._fields) for of in (tl.RowOutputs, tl.DistillationRows))
+KINDS = ", ".join(functions.FUNCTIONS["distillation"].options["divergence"].choices)
+IDS = torch.tensor([1, 2]).repeat(3, 5, 1)
+TEACHERS: dict[str, dict[str, Any]] = {
+    "distillation": {"teacher": torch.zeros(3, 5, V)},
+    "linear_distillation": {"teacher_input": torch.zeros(3, 5, H), "teacher_weight": torch.zeros(V, H)},
+    "sparse_distillation": {"teacher_ids": IDS, "teacher_logprobs": torch.zeros(3, 5, 2)},
+}  # fmt: skip
 
 
 def call(name: str, **changed: Any) -> Any:
@@ -27,6 +33,7 @@ def call(name: str, **changed: Any) -> Any:
     given |= linear if "linear" in name else {"input": p.logits}
     if "policy" in name:
         given["advantages"] = p.advantages
+    given |= TEACHERS.get(name, {})
     return getattr(tl, name)(**{**given, **changed})
 
 
@@ -37,62 +44,6 @@ def refused(name: str, error: type[Exception], message: str, **changed: Any) -> 
     assert str(raised.value).startswith(message), str(raised.value)
 
 
-WIDTH = {name: H if "linear" in name else V for name in FUNCTIONS}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_first_tensor(name: str) -> None:
-    first, width = "input", WIDTH[name]
-    expected = f"{first}: expected float32, bfloat16 or float16, got torch."
-    refused(name, TypeError, f"{expected}float64", **{first: torch.randn(3, 5, width).double()})
-    refused(
-        name, TypeError, f"{expected}int64", **{first: torch.ones(3, 5, width, dtype=torch.int64)}
-    )
-    refused(name, TypeError, f"{first}: expected a Tensor, got list", **{first: [[1.0]]})
-    refused(
-        name,
-        ValueError,
-        f"{first}: expected at least one dimension, got a scalar",
-        **{first: torch.tensor(1.0)},
-    )
-    message = f"{first}: expected a CPU or CUDA tensor, got one on meta"
-    refused(name, NotImplementedError, message, **{first: torch.randn(3, 5, width, device="meta")})
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_labels(name: str) -> None:
-    floats = torch.ones(3, 5)
-    if name.endswith("cross_entropy"):
-        expected = (
-            f"labels of an integer type, or class probabilities of the logits' shape [3, 5, {V}]"
-        )
-        refused(
-            name,
-            ValueError,
-            f"target: expected {expected}, got torch.float32 of shape [3, 5]",
-            target=floats,
-        )
-    else:
-        refused(
-            name,
-            TypeError,
-            "target: expected int64, int32 or uint8, got torch.float32",
-            target=floats,
-        )
-    refused(name, TypeError, "target: expected a Tensor, got int", target=3)
-    several = " or [3, 5, K]" if name.endswith("logprobs") else ""
-    shape = f"target: expected the leading shape of input, [3, 5]{several}, got "
-    refused(name, ValueError, f"{shape}[15]", target=torch.ones(15, dtype=torch.int64))
-    refused(name, ValueError, f"{shape}[3, 6]", target=torch.ones(3, 6, dtype=torch.int64))
-    meta = torch.ones(3, 5, dtype=torch.int64, device="meta")
-    refused(
-        name,
-        ValueError,
-        "target: expected a tensor on cpu, where input is, got one on meta",
-        target=meta,
-    )
-
-
 @pytest.mark.parametrize("value", [V, -1, 2**32, -(2**62)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_labels_out_of_range_name_row_and_value(name: str, value: int) -> None:
@@ -100,12 +51,6 @@ def test_labels_out_of_range_name_row_and_value(name: str, value: int) -> None:
     labels[1, 2] = value
     message = f"target[7]: expected 0 <= label < {V} or ignore_index -100, got {value}"
     refused(name, IndexError, message, target=labels)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_label_in_the_padding_is_out_of_range(name: str) -> None:
-    labels = torch.full((3, 5), 50)
-    refused(name, IndexError, "target[0]: expected 0 <= label < 50", target=labels, valid_vocab=50)
 
 
 @pytest.mark.parametrize("inplace_backward", [False, True])
@@ -119,7 +64,47 @@ def test_labels_out_of_range_leave_the_logits_alone(inplace_backward: bool) -> N
     assert torch.equal(logits.detach(), x)
 
 
+FLOAT_LABELS = f"target: expected labels of an integer type, or class probabilities of the logits' shape [3, 5, {V}], got torch."
+TYPES = "expected float32, bfloat16 or float16, got torch."
+# Of the first tensor, in the linear functions as wide as it is, and of labels.
+TENSORS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"input": torch.ones(3, 5, V).double()}, TypeError, f"input: {TYPES}float64"),
+    ({"input": torch.ones(3, 5, V).long()}, TypeError, f"input: {TYPES}int64"),
+    ({"input": [[1.0]]}, TypeError, "input: expected a Tensor, got list"),
+    ({"input": torch.tensor(1.0)}, ValueError, "input: expected at least one dimension, got a scalar"),
+    ({"input": torch.ones(3, 5, V, device="meta")}, NotImplementedError, "input: expected a CPU or CUDA tensor, got one on meta"),
+    ({"target": 3}, TypeError, "target: expected a Tensor, got int"),
+    ({"target": torch.ones(3, 5, device="meta").long()}, ValueError,
+     "target: expected a tensor on cpu, where input is, got one on meta"),
+    ({"target": torch.full((3, 5), 50), "valid_vocab": 50}, IndexError, "target[0]: expected 0 <= label < 50"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), TENSORS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_first_tensor_and_labels(
+    name: str, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if isinstance(first := changed.get("input"), Tensor) and first.dim() and "linear" in name:
+        changed = {"input": first[..., :H]}
+    refused(name, error, message, **changed)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_labels_of_another_type_or_shape(name: str) -> None:
+    kind, message = TypeError, "target: expected int64, int32 or uint8, got torch."
+    if name.endswith("cross_entropy"):
+        kind, message = ValueError, FLOAT_LABELS
+    for dtype in (torch.float32, torch.float64):
+        refused(name, kind, f"{message}{str(dtype)[6:]}", target=torch.ones(3, 5, dtype=dtype))
+    several = " or [3, 5, K]" if name.endswith("logprobs") else ""
+    message = f"target: expected the leading shape of input, [3, 5]{several}, got "
+    for shape in ([15], [3, 6]):
+        refused(name, ValueError, f"{message}{shape}", target=torch.ones(shape).long())
+
+
 UNEXPECTED = " got an unexpected keyword argument"
+WORDS = "one set for all rows, or [3, 5, 3], a word for 32 columns, got "
 OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("", {"temperature": 0.0}, ValueError, "temperature: expected a number > 0, got 0"),
     ("", {"temperature": torch.tensor(-1.0)}, ValueError, "temperature: expected a number > 0, got -1"),
@@ -139,6 +124,11 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("", {"ignore_index": float("nan")}, ValueError, "ignore_index: expected a number, got nan"),
     ("", {"ignore_index": 2**64 - 100}, ValueError, "ignore_index: expected an integer of 64 bits, got 18446744073709551516"),
     ("", {"valid_vocab": 2**64 + V}, ValueError, "valid_vocab: expected an integer of 64 bits, got 18446744073709551683"),
+    ("", {"allowed": torch.ones(3, 5, V).bool()}, TypeError, "allowed: expected int32 words (allowed_from), got torch.bool"),
+    ("", {"allowed": torch.ones(3)}, TypeError, "allowed: expected int32 words (allowed_from), got torch.float32"),
+    ("", {"allowed": torch.ones(3, 3).int()}, ValueError, f"allowed: expected shape [3], {WORDS}[3, 3]"),
+    ("", {"allowed": torch.ones(4).int()}, ValueError, f"allowed: expected shape [3], {WORDS}[4]"),
+    ("", {"allowed": [1, 2, 3]}, TypeError, "allowed: expected a Tensor, got list"),
     ("cross_entropy", {"reduction": "avg"}, ValueError, "reduction: expected one of none, sum, mean, got 'avg'"),
     ("cross_entropy", {"reduction": 1}, TypeError, "reduction: expected one of none, sum, mean, got 1"),
     ("cross_entropy", {"reduction": True}, TypeError, "reduction: expected one of none, sum, mean, got True"),
@@ -165,6 +155,8 @@ OPTIONS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("policy_loss", {"mask": torch.ones(3, 4)}, ValueError, "mask: expected target's shape [3, 5], or [15], got [3, 4]"),
     ("policy_loss", {"old_logp": torch.ones(5)}, ValueError, "old_logp: expected target's shape [3, 5], or [15], got [5]"),
     ("policy_loss", {"advantages": torch.ones(4)}, ValueError, "advantages.size: expected 3"),
+    ("policy_loss", {"advantages": torch.ones(3, 4), "advantage_level": "token"}, ValueError,
+     "advantages: expected target's shape [3, 5], or [15], got [3, 4]"),
     ("policy_loss", {"advantages": [1.0]}, TypeError, "advantages: expected a Tensor, got list"),
     ("policy_loss", {"sequence_offsets": torch.tensor([0, 4, 9, 14])}, ValueError, "sequence_offsets"),
     ("policy_loss", {"sequence_offsets": torch.tensor([0, 9, 4, 15])}, ValueError, "sequence_offsets"),
@@ -197,6 +189,58 @@ def test_options(
     for name in [function] if function else LOGIT_FUNCTIONS:
         shown = prefix + message if message.startswith(f"{function}(") else message
         refused(prefix + name, error, shown, **changed)
+
+
+def ids_with(row: int, *ids: int) -> Tensor:
+    given = IDS.clone()
+    given.view(15, 2)[row] = torch.tensor(ids)
+    return given
+
+
+LEARNED = torch.zeros(3, 5, V, requires_grad=True)
+TARGETS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("cross_entropy", {"target": torch.zeros(3, 5, V), "z_loss": 0.1}, ValueError,
+     "z_loss: expected 0 with class probabilities, got 0.1"),
+    ("cross_entropy", {"target": LEARNED}, ValueError, "target: expected a tensor without gradient"),
+    ("distillation", {"teacher": LEARNED}, ValueError, "teacher: expected a tensor without gradient"),
+    ("distillation", {"teacher": torch.zeros(3, 5, 7)}, ValueError, f"teacher: expected input's shape [3, 5, {V}], got"),
+    ("distillation", {"teacher": torch.zeros(3, 5, V).bfloat16()}, TypeError,
+     "teacher: expected input's dtype torch.float32, got"),
+    ("distillation", {"label_weight": 0.5, "target": None}, ValueError,
+     "target: expected a vector, as label_weight is not 0, got none"),
+    ("distillation", {"divergence": "jsd", "beta": 1.0}, ValueError,
+     "beta: expected a number > 0 and < 1 with this divergence"),
+    ("distillation", {"divergence": "kl"}, ValueError, f"divergence: expected one of {KINDS}, got 'kl'"),
+    ("distillation", {"outputs": ("margin",)}, ValueError, f"outputs: expected names among {PAIR_ROWS}, got ['margin']"),
+    ("linear_distillation", {"teacher_input": torch.zeros(3, 4, H)}, ValueError,
+     f"teacher_input: expected shape [3, 5, G], got [3, 4, {H}]"),
+    ("linear_distillation", {"teacher_weight": torch.zeros(V, 17)}, ValueError,
+     f"teacher_weight: expected shape [{V}, {H}], got [{V}, 17]"),
+    ("linear_distillation", {"teacher_bias": torch.zeros(5)}, ValueError, f"teacher_bias: expected shape [{V}], got [5]"),
+    ("linear_distillation", {"teacher_input": torch.zeros(3, 5, H).long()}, TypeError, f"teacher_input: {TYPES}int64"),
+    ("linear_distillation", {"teacher_input": torch.zeros(3, 5, H, requires_grad=True)}, ValueError,
+     "teacher_input: expected a tensor without"),
+    ("linear_distillation", {"label_weight": 0.5, "target": None}, ValueError,
+     "target: expected a vector, as label_weight is not 0, got none"),
+    ("linear_distillation", {"outputs": ("entropie",)}, ValueError, f"outputs: expected names among {PAIR_ROWS}, got"),
+    ("sparse_distillation", {"teacher_ids": ids_with(2, 1, V)}, ValueError, f"teacher_ids[2,1]: expected a column < {V}"),
+    ("sparse_distillation", {"teacher_ids": ids_with(1, 3, 3)}, ValueError,
+     "teacher_ids[1]: expected distinct columns, got 3 twice"),
+    ("sparse_distillation", {"teacher_ids": torch.zeros(3, 5, 2)}, TypeError,
+     "teacher_ids: expected int64 or int32, got torch.float32"),
+    ("sparse_distillation", {"teacher_ids": IDS[:1]}, ValueError, "teacher_ids: expected shape [3, 5, K], got [1, 5, 2]"),
+    ("sparse_distillation", {"teacher_ids": IDS[..., :1]}, ValueError,
+     "teacher_logprobs: expected teacher_ids' shape [3, 5, 1]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "error", "message"), TARGETS, ids=lambda v: str(v)[:40]
+)
+def test_targets_that_are_not_labels(
+    name: str, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    refused(name, error, message, **changed)
 
 
 ROWS = ("mask", "old_logp", "ref_logp", "sampler_logp", "advantages")
@@ -362,16 +406,3 @@ def test_a_heads_gradient_that_cannot_be_added(name: str) -> None:
         with pytest.raises(RuntimeError, match=f"^{message}"):
             torch.autograd.grad(total(linear_weight=weight), weight, torch.ones(2), **given)
     assert not head_grad.any()
-
-
-def wide_advantages_loss(logits: Tensor) -> Tensor:
-    p = problem()
-    return tl.policy_loss(logits, p.labels, torch.ones(3, 4), advantage_level="token")
-
-
-def test_advantages_of_another_shape() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"^advantages: expected target's shape \[3, 5\], or \[15\], got \[3, 4\]",
-    ):
-        wide_advantages_loss(problem().logits)

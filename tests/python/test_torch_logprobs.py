@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from checks import check, leaf
-from definitions import transformed
 from tileloss.torch import RowOutputs, linear_logprobs, logprobs
 
 V, H = 131, 24
@@ -15,8 +16,15 @@ ALL = RowOutputs._fields
 TRANSFORMS: list[dict[str, float]] = [
     {}, {"temperature": 0.6}, {"logit_scale": 1.5, "softcap": 6.0, "temperature": 0.8}
 ]  # fmt: skip
+ON_LOGPROB: dict[str, Any] = {"temperature": 2.0, "temperature_on": "logprob"}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-GRADIENTS = [("logp",), ("lse",), ("entropy",), ("logp", "lse", "entropy")]
+GRADIENTS = [("logp",), ("lse",), ("entropy",), ("mean_logit",), ("logp", "lse", "entropy")]
+
+
+def head(labels: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Hidden states, head and bias."""
+    drawn = torch.randn(*labels.shape, H), 0.3 * torch.randn(V, H), torch.randn(V)
+    return tuple(leaf(x.to(dtype)) for x in drawn)
 
 
 def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -26,10 +34,11 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return leaf(x.to(dtype)), labels
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("transform", [*TRANSFORMS, ON_LOGPROB], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_output(dtype: torch.dtype, transform: dict[str, float]) -> None:
+def test_every_output(dtype: torch.dtype, transform: dict[str, Any]) -> None:
     x, labels = batch(dtype)
+    check("linear_logprobs", head(labels, dtype), labels, outputs=ALL, **transform)
     rows = check("logprobs", x, labels, outputs=ALL, **transform)
     used = labels != -100
     assert rows["argmax"].dtype == torch.int64
@@ -70,9 +79,9 @@ def test_which_outputs_are_differentiable() -> None:
 
 
 @pytest.mark.parametrize("names", GRADIENTS, ids="-".join)
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("transform", [*TRANSFORMS, ON_LOGPROB], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients(dtype: torch.dtype, transform: dict[str, float], names: tuple[str, ...]) -> None:
+def test_gradients(dtype: torch.dtype, transform: dict[str, Any], names: tuple[str, ...]) -> None:
     x, labels = batch(dtype)
     upstream = {name: torch.randn(labels.shape) for name in names}
     check("logprobs", x, labels, upstream=upstream, outputs=names, **transform)
@@ -80,31 +89,9 @@ def test_gradients(dtype: torch.dtype, transform: dict[str, float], names: tuple
         return
     labels = torch.randint(0, V, (3, 7))
     labels[1, 2:4] = -100
-    hidden = leaf(torch.randn(3, 7, H).to(dtype))
-    weight, bias = leaf((0.3 * torch.randn(V, H)).to(dtype)), leaf(torch.randn(V).to(dtype))
     upstream = {name: torch.randn(labels.shape) for name in names}
-    head = (hidden, weight, bias)
-    check("linear_logprobs", head, labels, upstream=upstream, outputs=names, **transform)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
-def test_the_mean_logit_differentiates_exactly(transform: dict[str, float]) -> None:
-    x, labels = batch()
-    hidden, weight = torch.randn(2, 11, H), leaf(torch.randn(V, H))
-    upstream, used = torch.randn(labels.shape), labels != -100
-    for given, logits, outputs in (
-        (x, lambda t: t, logprobs(x, labels, outputs=("mean_logit",), **transform)),
-        (
-            weight,
-            lambda t: hidden.double() @ t.T,
-            linear_logprobs(hidden, weight, labels, outputs=("mean_logit",), **transform),
-        ),
-    ):
-        (gradient,) = torch.autograd.grad(outputs.mean_logit, given, upstream)
-        exact = given.detach().double().requires_grad_()
-        mean = transformed(logits(exact), **transform).mean(-1)
-        (expected,) = torch.autograd.grad((mean * upstream * used).sum(), exact)
-        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
+    given = {"upstream": upstream, "outputs": names, **transform}
+    check("linear_logprobs", head(labels, dtype), labels, **given)
 
 
 def test_an_output_that_the_loss_leaves_out_has_no_part_in_the_gradient() -> None:
@@ -115,52 +102,7 @@ def test_an_output_that_the_loss_leaves_out_has_no_part_in_the_gradient() -> Non
     torch.testing.assert_close(both, alone, rtol=1e-6, atol=1e-9)
 
 
-def test_a_loss_written_on_top_differentiates_exactly() -> None:
-    x, labels = batch()
-    rows = logprobs(x, labels, outputs=("logp", "entropy"))
-    used = labels != -100
-    loss = ((rows.logp.exp() - 0.1 * rows.entropy) * used).sum()
-    (gradient,) = torch.autograd.grad(loss, x)
-    exact = x.detach().double().requires_grad_()
-    log_p = torch.log_softmax(exact, -1)
-    p = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].exp()
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    (expected,) = torch.autograd.grad(((p - 0.1 * entropy) * used).sum(), exact)
-    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
-
-
-def test_the_head_gives_every_output_of_its_logits() -> None:
-    hidden, weight, bias = torch.randn(2, 11, H), torch.randn(V, H), torch.randn(V)
-    labels = torch.randint(0, V, (2, 11))
-    logits = (hidden.double() @ weight.double().T + bias).float()
-    rows = linear_logprobs(hidden, weight, labels, linear_bias=bias, outputs=ALL, temperature=1.3)
-    expected = logprobs(logits, labels, outputs=ALL, temperature=1.3)
-    for name, value, same in zip(ALL, rows, expected, strict=True):
-        torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-5, msg=name)
-
-
-def test_temperature_on_the_log_probability() -> None:
-    x, labels = batch()
-    names = ("logp", "lse", "entropy")
-    plain = logprobs(x, labels, outputs=names)
-    rows = logprobs(x, labels, outputs=names, temperature=2.0, temperature_on="logprob")
-    torch.testing.assert_close(rows.logp, plain.logp / 2)
-    assert torch.equal(rows.lse, plain.lse)
-    assert torch.equal(rows.entropy, plain.entropy)
-    (gradient,) = torch.autograd.grad(rows.logp.sum(), x)
-    (expected,) = torch.autograd.grad(plain.logp.sum(), x)
-    torch.testing.assert_close(gradient, expected / 2)
-
-
 # ------------------------------------------------------------------------------------------------------ several labels a row
-
-
-def expected_of_several(x: Tensor, labels: Tensor, **transform: float) -> tuple[Tensor, Tensor]:
-    logps = torch.log_softmax(transformed(x, **transform), -1)
-    is_there = labels != -100
-    logp = torch.where(is_there, logps.gather(-1, labels.clamp(min=0)), 0.0)
-    entropy = -(logps.exp() * logps).sum(-1)
-    return logp, torch.where(is_there.any(-1), entropy, 0.0)
 
 
 @pytest.mark.parametrize("is_linear", [False, True])
@@ -170,20 +112,11 @@ def test_several_labels(transform: dict[str, float], count: int, is_linear: bool
     labels = torch.randint(0, V, (2, 11, count))
     labels[0, 1] = labels[0, 1, 0]  # one that is there several times
     labels[0, 2, 0] = labels[1, 4:6] = -100
-    hidden, weight = leaf(torch.randn(2, 11, H)), leaf(torch.randn(V, H))
-    given = [hidden, weight] if is_linear else [leaf((hidden @ weight.T).detach())]
-    function = linear_logprobs if is_linear else logprobs
-    rows = function(*given, labels, outputs=("logp", "entropy"), **transform)
-    wide = [leaf(t.detach().double()) for t in given]
-    x = wide[0] @ wide[1].T if is_linear else wide[0]
-    logp, entropy = expected_of_several(x, labels, **transform)
-    upstream = torch.randn(logp.shape), torch.randn(entropy.shape)
-    for found, wanted in ((rows.logp, logp), (rows.entropy, entropy)):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-    torch.autograd.backward((rows.logp, rows.entropy), upstream)
-    torch.autograd.backward((logp, entropy), [u.double() for u in upstream])
-    for mine, theirs in zip(given, wide, strict=True):
-        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+    upstream = {"logp": torch.randn(labels.shape), "entropy": torch.randn(2, 11)}
+    name, given = "logprobs", [leaf(torch.randn(2, 11, V))]
+    if is_linear:
+        name, given = "linear_logprobs", head(labels[..., 0])
+    check(name, given, labels, outputs=tuple(upstream), upstream=upstream, **transform)
 
 
 def test_one_label_in_a_dimension_of_its_own_has_the_bits_of_one() -> None:

@@ -81,30 +81,21 @@ def test_one_pass_scales_by_the_upstream_gradient(
         torch.testing.assert_close(ours, (one.float() * upstream).to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
-def test_a_retained_graph_can_be_gone_through_again(name: str, mode: dict[str, Any]) -> None:
-    p, inputs = non_leaves(name)
-    loss = run(name, p, *inputs, **mode)
-    first = [g.clone() for g in torch.autograd.grad(loss, inputs, retain_graph=True)]
-    twice = [g.clone() for g in torch.autograd.grad(2 * loss, inputs, retain_graph=True)]
-    last = torch.autograd.grad(loss, inputs)
-    for one, two, three in zip(first, twice, last, strict=True):
-        assert torch.equal(two, 2 * one)
-        assert torch.equal(three, one)
-
-
 @pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS], ids=mode_id)
 def test_gradients_of_leaves_accumulate_over_a_retained_graph(
     name: str, mode: dict[str, Any]
 ) -> None:
+    """Changed between two backwards too."""
     p = problem()
     expected = gradients(name, p, **mode)[1:]
     loss = run(name, p, *p.leaves(name), **mode)
     loss.backward(retain_graph=True)
+    for x in p.leaves(name):
+        x.grad.mul_(-3)
     loss.backward(retain_graph=True)
     loss.backward()
     for x, one in zip(p.leaves(name), expected, strict=True):
-        torch.testing.assert_close(x.grad, 3 * one, rtol=1e-6, atol=0)
+        torch.testing.assert_close(x.grad, -one, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("saved", SAVED)
@@ -128,7 +119,9 @@ def test_a_second_backward_raises(name: str, mode: dict[str, Any]) -> None:
         torch.autograd.grad(loss, inputs)
 
 
-@pytest.mark.parametrize("factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "factors", [(1.0, 0.5), (0.0, 1.0), (0.5, 0.0, 1.0), (1.0, 2.0, 1.0)], ids=str
+)
 @pytest.mark.parametrize(("name", "mode"), [*TWO_PASSES, *ONE_PASS, *OVERWRITTEN], ids=mode_id)
 def test_what_a_retained_graph_hands_over_is_the_callers(
     name: str, mode: dict[str, Any], factors: tuple[float, ...]
@@ -149,22 +142,7 @@ def test_what_a_retained_graph_hands_over_is_the_callers(
                     g.fill_(7)
         for found, factor in list(zip(handed, factors, strict=True))[-1 if changed else 0 :]:
             for g, one in zip(found, expected, strict=True):
-                torch.testing.assert_close(g, factor * one, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize(("name", "mode"), ONE_PASS, ids=mode_id)
-def test_a_leafs_gradient_may_be_changed_between_two_backwards(
-    name: str, mode: dict[str, Any]
-) -> None:
-    p = problem()
-    expected = gradients(name, p, **mode)[1:]
-    loss = run(name, p, *p.leaves(name), **mode)
-    loss.backward(retain_graph=True)
-    for x in p.leaves(name):
-        x.grad.mul_(-3)
-    loss.backward()
-    for x, one in zip(p.leaves(name), expected, strict=True):
-        torch.testing.assert_close(x.grad, -2 * one, rtol=1e-5, atol=1e-9)
+                assert torch.equal(g, factor * one)
 
 
 @pytest.mark.parametrize(("name", "mode"), OVERWRITTEN, ids=mode_id)
@@ -326,15 +304,6 @@ def test_leaves_take_the_gradient_over_without_a_copy(name: str, mode: dict[str,
     loss = run(name, p, *p.leaves(name), **mode)
     blocks = allocations(loss.backward)
     assert sum(blocks) <= 64, blocks
-
-
-@pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
-def test_double_backward_is_refused(name: str, mode: dict[str, Any]) -> None:
-    p, inputs = non_leaves(name)
-    loss = run(name, p, *inputs, **mode)
-    once = torch.autograd.grad(loss, inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="^tileloss: double backward is not supported"):
-        sum(g.square().sum() for g in once).backward()
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)

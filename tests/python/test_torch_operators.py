@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tileloss import torch as tl
 from tileloss._core import structs
-from torch_problems import FUNCTIONS, LINEAR_FUNCTIONS, LOGIT_FUNCTIONS, H, V, problem, run
+from torch_problems import ALL_FUNCTIONS, H, V, problem, run
 
 
 def registered() -> list[str]:
@@ -39,73 +39,33 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def recorded(names: tuple[str, ...] = FUNCTIONS) -> dict[str, tuple[Any, ...]]:
+MIXED = {"label_weight": torch.tensor(0.3), "outputs": ("divergence",)}
+MORE: dict[str, dict[str, Any]] = {
+    "distillation": MIXED,
+    "sparse_distillation": MIXED,
+    "soft_labels": {"label_smoothing": 0.1},
+}
+
+
+def recorded() -> dict[str, tuple[Any, ...]]:
     """Arguments of each operator, from every function in every mode."""
     calls: dict[str, tuple[Any, ...]] = {}
-    for name in names:
+    for name in ALL_FUNCTIONS:
         modes: list[dict[str, Any]] = [{}, {"temperature": torch.tensor(1.3)}]
-        modes += [{"inplace_backward": True}] if name in LOGIT_FUNCTIONS else []
-        modes += (
-            []
-            if name.endswith("logprobs")
-            else [{"grad_in_forward": True}, {"grad_in_forward": False}]
-        )
-        if name in LOGIT_FUNCTIONS[::2]:
-            modes.append({"grad_in_forward": True, "inplace_backward": True})
-        if name in LINEAR_FUNCTIONS:
+        if "linear" in name:
             modes.append({"linear_weight_grad": torch.zeros(V, H)})
+        else:
+            modes.append({"inplace_backward": True})
+        if not name.endswith("logprobs"):
+            modes += [{"grad_in_forward": True}, {"grad_in_forward": False}]
+            modes += [{"grad_in_forward": True, "inplace_backward": True}] * ("linear" not in name)
         for mode in modes:
             p = problem()
             with Recorder() as recorder:
                 inputs = tuple(x * 1 for x in p.leaves(name))
-                run(name, p, *inputs, **mode).backward()
+                found = run(name, p, *inputs, **mode, **MORE.get(name.removeprefix("linear_"), {}))
+                (found[0] if isinstance(found, tuple) else found).backward()
             calls |= recorder.calls
-    return calls | soft_target_calls()
-
-
-def soft_target_calls() -> dict[str, tuple[Any, ...]]:
-    """The same of the losses whose target is not labels."""
-    p = problem()
-    shape = p.logits.shape
-    teacher, probs = torch.randn(shape), torch.rand(shape).softmax(-1)
-    logprobs, ids = teacher.log_softmax(-1).topk(5)
-    hidden, head, bias = (
-        torch.randn(*shape[:-1], 6),
-        torch.randn(shape[-1], 6),
-        torch.randn(shape[-1]),
-    )
-    teacher_heads = (torch.randn(*shape[:-1], 4), torch.randn(shape[-1], 4))
-    mixed: dict[str, Any] = {"label_weight": torch.tensor(0.3), "outputs": ("divergence",)}
-    of_logits: list[Callable[..., Any]] = [
-        lambda x, **mode: tl.distillation(x, teacher, p.labels, **mixed, **mode)[0],
-        lambda x, **mode: tl.sparse_distillation(x, ids, logprobs, p.labels, **mixed, **mode)[0],
-        lambda x, **mode: tl.cross_entropy(x, probs, label_smoothing=0.1, **mode),
-    ]
-    of_head: list[Callable[..., Any]] = [
-        lambda h, w, b, **mode: tl.linear_distillation(
-            h, w, *teacher_heads, p.labels, linear_bias=b, **mixed, **mode
-        )[0],
-        lambda h, w, b, **mode: tl.linear_sparse_distillation(
-            h, w, ids, logprobs, p.labels, linear_bias=b, **mixed, **mode
-        )[0],
-        lambda h, w, b, **mode: tl.linear_cross_entropy(h, w, probs, linear_bias=b, **mode),
-    ]
-    calls: dict[str, tuple[Any, ...]] = {}
-
-    def record(function: Callable[..., Any], tensors: tuple[Tensor, ...], **mode: Any) -> None:
-        leaves = [t.detach().clone().requires_grad_() for t in tensors]
-        with Recorder() as recorder:
-            function(*(x * 1 for x in leaves), **mode).backward()
-        calls.update(recorder.calls)
-
-    for in_forward in (True, False):
-        for function in of_logits:
-            for in_place in (True, False):
-                record(function, (p.logits,), grad_in_forward=in_forward, inplace_backward=in_place)
-        for function in of_head:
-            record(function, (hidden, head, bias), grad_in_forward=in_forward)
-    for function in of_head:
-        record(function, (hidden, head, bias), linear_weight_grad=torch.zeros(head.shape))
     return calls
 
 

@@ -25,6 +25,13 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
         tl.logprobs(x, y, outputs=("logp", "lse"))[:2]
     ).sum(),
     "policy_loss": lambda x, y, **mode: tl.policy_loss(x, y, torch.ones(1), **mode),
+    "linear_cross_entropy": tl.linear_cross_entropy,
+    "linear_logprobs": lambda h, w, y, grad_in_forward=False: tl.linear_logprobs(
+        h, w, y
+    ).logp.sum(),
+    "linear_policy_loss": lambda h, w, y, **mode: tl.linear_policy_loss(
+        h, w, y, torch.ones(1), **mode
+    ),
 }
 
 
@@ -64,67 +71,43 @@ def large_batch(rows: int = 36) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 131072).bfloat16().requires_grad_(), torch.randint(0, 131072, (rows,))
 
 
-def gradient_of(name: str, x: Tensor, labels: Tensor, **mode: Any) -> Tensor:
-    return torch.autograd.grad(LOSSES[name](x, labels, **mode), x)[0]
-
-
-@pytest.mark.parametrize("mode", [{}, {"grad_in_forward": True}], ids=["two passes", "one pass"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_memory_of_a_freed_gradient_serves_the_next(name: str, mode: dict[str, Any]) -> None:
-    x, labels = large_batch()
-    first = gradient_of(name, x, labels, **mode)
-    address, values = first.data_ptr(), first.clone()
-    del first
-    assert is_mapped(address)  # kept: a new mapping might lie at the same place
-    second = gradient_of(name, x, labels, **mode)
-    assert second.data_ptr() == address
-    assert torch.equal(second, values)
-
-
-LINEAR_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "linear_cross_entropy": tl.linear_cross_entropy,
-    "linear_logprobs": lambda h, w, y, grad_in_forward=False: tl.linear_logprobs(
-        h, w, y
-    ).logp.sum(),
-    "linear_policy_loss": lambda h, w, y, **mode: tl.linear_policy_loss(
-        h, w, y, torch.ones(1), **mode
-    ),
-}
-
-
 def large_head() -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states of 9.4 MB and a head of 8.4 MB."""
     hidden, weight = torch.randn(144, 16384), 0.01 * torch.randn(128, 16384)
     return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(0, 128, (144,))
 
 
-def head_gradients(
-    name: str, hidden: Tensor, weight: Tensor, labels: Tensor, **mode: Any
-) -> tuple[Tensor, ...]:
-    """dhidden, dhead."""
-    return torch.autograd.grad(
-        LINEAR_LOSSES[name](hidden, weight, labels, **mode), (hidden, weight)
-    )
+def large(name: str) -> tuple[Tensor, ...]:
+    return large_head() if name.startswith("linear") else large_batch()
+
+
+def gradients_of(name: str, *given: Tensor, **mode: Any) -> tuple[Tensor, ...]:
+    """dlogits, or dhidden and dhead."""
+    return torch.autograd.grad(LOSSES[name](*given, **mode), given[:-1])
+
+
+def gradient_of(name: str, *given: Tensor, **mode: Any) -> Tensor:
+    return gradients_of(name, *given, **mode)[0]
 
 
 @pytest.mark.parametrize("one_pass", [True, False], ids=["one pass", "two passes"])
-@pytest.mark.parametrize("name", LINEAR_LOSSES)
-def test_the_memory_of_dhidden_and_dhead_serves_the_next(
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_memory_of_freed_gradients_serves_the_next(
     name: str, one_pass: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = large_head()
-    first = head_gradients(name, *given, grad_in_forward=one_pass)
+    given = large(name)
+    first = gradients_of(name, *given, grad_in_forward=one_pass)
     addresses, values = [g.data_ptr() for g in first], [g.clone() for g in first]
     del first
-    assert all(map(is_mapped, addresses))
+    assert all(map(is_mapped, addresses))  # kept: a new mapping might lie at the same place
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(pages, "advise_huge_pages", lambda *pages: asked.append(pages))
-    second = head_gradients(name, *given, grad_in_forward=one_pass)
+    second = gradients_of(name, *given, grad_in_forward=one_pass)
     assert [g.data_ptr() for g in second] == addresses
     assert all(torch.equal(a, b) for a, b in zip(second, values, strict=True))
     assert asked == [(g.data_ptr(), g.nbytes) for g in second]
     del second
-    assert [kilobytes_at(a + (5 << 20), "LazyFree") > 0 for a in addresses] == [True, True]
+    assert [kilobytes_at(a + (5 << 20), "LazyFree") > 0 for a in addresses] == [True] * len(values)
     tl.empty_cache()
     assert not any(map(is_mapped, addresses))
 
@@ -138,18 +121,20 @@ def test_gradients_of_the_head_accumulate_where_the_first_one_lies() -> None:
     assert len(addresses) == 1
     torch.testing.assert_close(
         (hidden.grad, weight.grad),
-        tuple(3 * g for g in head_gradients("linear_cross_entropy", hidden, weight, labels)),
+        tuple(3 * g for g in gradients_of("linear_cross_entropy", hidden, weight, labels)),
     )
 
 
-@pytest.mark.full
-def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
-    given = large_head()
-    expected = head_gradients("linear_logprobs", *given)
-    compiled = torch.compile(lambda *given: tl.linear_logprobs(*given).logp.sum(), fullgraph=True)
+@pytest.mark.parametrize(
+    "name", ["cross_entropy", pytest.param("linear_logprobs", marks=pytest.mark.full)]
+)
+def test_the_memory_serves_a_compiled_step_too(name: str) -> None:
+    given = large(name)
+    expected = gradients_of(name, *given)
+    compiled = torch.compile(lambda *given: LOSSES[name](*given), fullgraph=True)
     addresses = set()
     for _ in range(3):
-        gradients = torch.autograd.grad(compiled(*given), given[:2])
+        gradients = torch.autograd.grad(compiled(*given), given[:-1])
         assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
         addresses.add(tuple(g.data_ptr() for g in gradients))
         del gradients
@@ -159,7 +144,7 @@ def test_the_memory_serves_a_compiled_step_of_the_head_too() -> None:
 def test_a_forked_child_has_its_own_copy() -> None:
     """Of the gradients that the parent holds, and of the memory that it keeps."""
     given = large_head()
-    gradients = head_gradients("linear_cross_entropy", *given)
+    gradients = gradients_of("linear_cross_entropy", *given)
     values = [g.clone() for g in gradients]
     kept = gradient_of("cross_entropy", *large_batch())
     address = kept.data_ptr()
@@ -170,7 +155,7 @@ def test_a_forked_child_has_its_own_copy() -> None:
             for g in gradients:
                 g.zero_()
             del g, gradients
-            again = head_gradients("linear_cross_entropy", *given)
+            again = gradients_of("linear_cross_entropy", *given)
             same = all(torch.equal(a, b) for a, b in zip(again, values, strict=True))
             os._exit(
                 0 if same and gradient_of("cross_entropy", *large_batch()).isfinite().all() else 1
@@ -180,19 +165,6 @@ def test_a_forked_child_has_its_own_copy() -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert all(torch.equal(a, b) for a, b in zip(gradients, values, strict=True))
     assert gradient_of("cross_entropy", *large_batch()).data_ptr() == address
-
-
-def test_the_memory_serves_a_compiled_step_too() -> None:
-    x, labels = large_batch()
-    expected = gradient_of("cross_entropy", x, labels)
-    compiled = torch.compile(lambda x, labels: tl.cross_entropy(x, labels), fullgraph=True)
-    addresses = set()
-    for _ in range(3):
-        (gradient,) = torch.autograd.grad(compiled(x, labels), x)
-        assert torch.equal(gradient, expected)
-        addresses.add(gradient.data_ptr())
-        del gradient
-    assert len(addresses) == 1
 
 
 def test_a_gradient_in_use_keeps_its_memory() -> None:
@@ -273,7 +245,7 @@ def test_gradients_freed_on_other_threads() -> None:
     def both() -> tuple[Tensor, ...]:
         return (
             gradient_of("cross_entropy", x, labels),
-            *head_gradients("linear_cross_entropy", *head),
+            *gradients_of("linear_cross_entropy", *head),
         )
 
     expected = both()

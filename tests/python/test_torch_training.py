@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -44,12 +45,9 @@ def test_micro_batches_with_num_items_are_one_batch(name: str, one_pass: bool) -
     num_items = int((p.labels != -100).sum())
     leaves = p.leaves(name)
     total = torch.zeros(())
-    for i in range(len(p.labels)):
-        arguments = (leaves[0][i], *leaves[1:2], p.labels[i])
-        options: dict[str, Any] = {"linear_bias": leaves[2]} if "linear" in name else {}
-        part = getattr(tl, name)(
-            *arguments, num_items=num_items, grad_in_forward=one_pass, **options
-        )
+    for rows, labels in zip(leaves[0], p.labels, strict=True):
+        mode = {"num_items": num_items, "grad_in_forward": one_pass}
+        part = run(name, replace(p, labels=labels), rows, *leaves[1:], **mode)
         part.backward()
         total += part.detach()
     torch.testing.assert_close(total, loss, rtol=1e-6, atol=1e-7)
@@ -231,60 +229,40 @@ def test_when_a_heads_gradient_is_added() -> None:
     assert version == [1]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_eight_threads_at_once_get_what_one_gets(name: str) -> None:
-    p = problem()
-    expected = gradients(name, p)
-
-    def one(_: int) -> bool:
-        inputs = tuple(x.detach().clone().requires_grad_() for x in p.leaves(name))
-        loss = run(name, p, *inputs)
-        found = (loss, *torch.autograd.grad(loss, inputs))
-        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(one, range(32)))
-
-
-def test_a_model_learns() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(V, H), nn.Linear(H, H), nn.GELU())
-    loss_of = tl.LinearCrossEntropyLoss(H, V)
-    optimizer = torch.optim.AdamW([*model.parameters(), *loss_of.parameters()], lr=0.03)
-    tokens = torch.arange(40).repeat(2, 1) % 7
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 3
-    assert losses[-1] < 0.1
-
-
 # ------------------------------------------------------------------------------------------------- modules
 
 
-def modules() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
+class Made(NamedTuple):
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    options: dict[str, Any]
+    function: Callable[..., Tensor]
+
+
+def modules() -> dict[str, Made]:
     p, classes = problem(), {"weight": torch.rand(V)}
     logprobs, ids = p.teacher.log_softmax(-1).topk(4)
-    mixed, two_heads = (
-        {"label_weight": 0.3, "divergence_weight": 0.7},
-        (p.teacher_hidden, p.weight.detach()),
-    )
-    bonus = {"entropy_coef": 0.1, "entropy_reduction": "as_loss"}
-    return {
-        "CrossEntropyLoss": (tl.CrossEntropyLoss(**classes, label_smoothing=0.1), (p.logits, p.labels)),
-        "LinearCrossEntropyLoss": (tl.LinearCrossEntropyLoss(H, V, bias=True, z_loss=1e-3, **classes), (p.hidden, p.labels)),
-        "PolicyLoss": (tl.PolicyLoss("dapo", beta=0.0), (p.logits, p.labels, p.advantages)),
-        "LinearPolicyLoss": (tl.LinearPolicyLoss(H, V, "dapo", bias=True, **bonus), (p.hidden, p.labels, p.advantages)),
-        "DistillationLoss": (tl.DistillationLoss(**mixed), (p.logits, p.teacher, p.labels)),
-        "LinearDistillationLoss": (tl.LinearDistillationLoss(H, V, bias=True, **mixed), (p.hidden, *two_heads, p.labels)),
-        "SparseDistillationLoss": (tl.SparseDistillationLoss(**mixed), (p.logits, ids, logprobs, p.labels)),
-        "LinearSparseDistillationLoss": (
-            tl.LinearSparseDistillationLoss(H, V, bias=True, tail="ignore", **mixed), (p.hidden, ids, logprobs, p.labels)),
+    mixed = {"label_weight": 0.3, "divergence_weight": 0.7}
+    two_heads = p.teacher_hidden, p.weight.detach()
+    bonus = {"preset": "dapo", "entropy_coef": 0.1, "entropy_reduction": "as_loss"}
+    rows: dict[str, tuple[dict[str, Any], tuple[Tensor, ...]]] = {
+        "cross_entropy": (classes | {"label_smoothing": 0.1}, (p.logits, p.labels)),
+        "linear_cross_entropy": (classes | {"z_loss": 1e-3}, (p.hidden, p.labels)),
+        "policy_loss": ({"preset": "dapo", "beta": 0.0}, (p.logits, p.labels, p.advantages)),
+        "linear_policy_loss": (bonus, (p.hidden, p.labels, p.advantages)),
+        "distillation": (mixed, (p.logits, p.teacher, p.labels)),
+        "linear_distillation": (mixed, (p.hidden, *two_heads, p.labels)),
+        "sparse_distillation": (mixed, (p.logits, ids, logprobs, p.labels)),
+        "linear_sparse_distillation": (mixed | {"tail": "ignore"}, (p.hidden, ids, logprobs, p.labels)),
     }  # fmt: skip
+    made = {}
+    for function, (options, inputs) in rows.items():
+        name = "".join(word.title() for word in f"{function.removesuffix('_loss')}_loss".split("_"))
+        given, head = dict(options), (H, V) if function.startswith("linear") else ()
+        place = [given.pop("preset")] if "preset" in given else []
+        module = getattr(tl, name)(*head, *place, **given, **{"bias": True} if head else {})
+        made[name] = Made(module, inputs, options, getattr(tl, function))
+    return made
 
 
 NAMES = list(modules())
@@ -292,7 +270,7 @@ NAMES = list(modules())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_call_names_the_function_gets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, inputs = modules()[name]
+    module, inputs, *_ = modules()[name]
     parameters = inspect.signature(module.forward).parameters.values()
     given = {each.name: object() for each in parameters if each.kind is each.KEYWORD_ONLY}
     seen: dict[str, Any] = {}
@@ -303,57 +281,16 @@ def test_what_a_call_names_the_function_gets(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_are_their_functions(name: str) -> None:
-    module, inputs = modules()[name]
-    expected = {
-        "CrossEntropyLoss": lambda: tl.cross_entropy(*inputs, module.weight, label_smoothing=0.1),
-        "LinearCrossEntropyLoss": lambda: tl.linear_cross_entropy(
-            inputs[0],
-            module.linear.weight,
-            inputs[1],
-            linear_bias=module.linear.bias,
-            weight=module.weight,
-            z_loss=1e-3,
-        ),
-        "PolicyLoss": lambda: tl.policy_loss(*inputs, preset="dapo"),
-        "LinearPolicyLoss": lambda: tl.linear_policy_loss(
-            inputs[0],
-            module.linear.weight,
-            *inputs[1:],
-            linear_bias=module.linear.bias,
-            preset="dapo",
-            entropy_coef=0.1,
-            entropy_reduction="as_loss",
-        ),
-        "DistillationLoss": lambda: tl.distillation(
-            *inputs, label_weight=0.3, divergence_weight=0.7
-        ),
-        "LinearDistillationLoss": lambda: tl.linear_distillation(
-            inputs[0],
-            module.linear.weight,
-            *inputs[1:],
-            linear_bias=module.linear.bias,
-            label_weight=0.3,
-            divergence_weight=0.7,
-        ),
-        "SparseDistillationLoss": lambda: tl.sparse_distillation(
-            *inputs, label_weight=0.3, divergence_weight=0.7
-        ),
-        "LinearSparseDistillationLoss": lambda: tl.linear_sparse_distillation(
-            inputs[0],
-            module.linear.weight,
-            *inputs[1:],
-            linear_bias=module.linear.bias,
-            tail="ignore",
-            label_weight=0.3,
-            divergence_weight=0.7,
-        ),
-    }[name]()
-    assert torch.equal(module(*inputs), expected)
+    module, (first, *rest), options, function = modules()[name]
+    head, bias = (), {}
+    if "Linear" in name:
+        head, bias = (module.linear.weight,), {"linear_bias": module.linear.bias}
+    assert torch.equal(module(first, *rest), function(first, *head, *rest, **bias, **options))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "Linear" in name])
 def test_modules_add_to_a_tensor_that_is_assigned(name: str) -> None:
-    module, inputs = modules()[name]
+    module, inputs, *_ = modules()[name]
     names = list(module.state_dict())
     module(*inputs).backward()
     gradient, module.linear.weight.grad = module.linear.weight.grad, None
@@ -365,9 +302,9 @@ def test_modules_add_to_a_tensor_that_is_assigned(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_are_copied_pickled_and_restored(name: str) -> None:
-    module, inputs = modules()[name]
+    module, inputs, *_ = modules()[name]
     expected = module(*inputs)
-    other, _ = modules()[name]
+    other, *_ = modules()[name]
     if list(module.state_dict()):
         assert not torch.equal(other(*inputs), expected)
     other.load_state_dict(module.state_dict())
@@ -376,7 +313,7 @@ def test_modules_are_copied_pickled_and_restored(name: str) -> None:
 
 
 def test_what_modules_save() -> None:
-    saved = {name: list(module.state_dict()) for name, (module, _) in modules().items()}
+    saved = {name: list(module.state_dict()) for name, (module, *_) in modules().items()}
     assert saved == {
         "CrossEntropyLoss": ["weight"],
         "LinearCrossEntropyLoss": ["weight", "linear.weight", "linear.bias"],
@@ -407,7 +344,7 @@ def test_torchs_module_takes_and_gives_the_same() -> None:
 
 
 def test_modules_show_their_options() -> None:
-    shown = {name: repr(module) for name, (module, _) in modules().items()}
+    shown = {name: repr(module) for name, (module, *_) in modules().items()}
     assert shown["CrossEntropyLoss"] == "CrossEntropyLoss(label_smoothing=0.1)"
     assert "(\n  z_loss=0.001\n" in shown["LinearCrossEntropyLoss"]
     assert f"in_features={H}, out_features={V}, bias=True" in shown["LinearCrossEntropyLoss"]
@@ -447,7 +384,7 @@ def test_modules_refuse_what_is_no_option_when_they_are_made(name: str, option: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_take_what_changes_at_every_call(name: str) -> None:
-    module, inputs = modules()[name]
+    module, inputs, *_ = modules()[name]
     assert not torch.equal(module(*inputs, num_items=3), module(*inputs))
     if "Policy" not in name:
         weights = torch.rand(inputs[0].shape[:-1])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import definitions
 from tileloss.integrations._loss_call import INSTEAD, OWN
 from tileloss.integrations.transformers import make_compute_loss_func, patch
 from transformers_families import build_small
@@ -30,20 +31,13 @@ def weights() -> torch.Tensor:
 def defined(
     logits: torch.Tensor,
     labels: torch.Tensor,
-    token_weights: torch.Tensor | None = None,
-    label_smoothing: float = 0.0,
+    *,
     num_items_in_batch: float | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """The loss by its definition; labels and weights are in their places."""
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1),
-        labels.flatten(),
-        label_smoothing=label_smoothing,
-        reduction="none",
-    )
-    weight = torch.ones(labels.shape) if token_weights is None else token_weights
-    weight = weight.masked_fill(labels == -100, 0).flatten()
-    return (weight * losses).sum() / (num_items_in_batch or weight.sum())
+    x = logits.double()
+    return definitions.cross_entropy(x, labels, num_items=num_items_in_batch, **options).float()
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -240,7 +234,7 @@ def test_a_loss_that_does_not_shift_takes_no_shift_labels_and_no_other_option() 
         found = patched(**inputs, num_items_in_batch=29).loss
     assert found == patched(**inputs).loss
     logits = patched.eval()(**inputs).logits
-    want = defined(logits, inputs["labels"], weights())
+    want = defined(logits, inputs["labels"], token_weights=weights())
     for is_training in (True, False):
         got = patched.train(is_training)(**inputs, token_weights=weights()).loss
         torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=0)

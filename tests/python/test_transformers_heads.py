@@ -30,19 +30,19 @@ from wrapped_tensors import NormalFloat, Opaque, Quantized, quantized
 TOLERANCE = 1e-5
 
 
-def check_same(unpatched: Any, patched: Any, tolerance: float = TOLERANCE) -> None:
+def check_same(unpatched: Any, patched: Any) -> None:
     """A step of both, and an evaluation without logits."""
     calls = dict(call_counts())
     want, got = backward(unpatched, batch()), backward(patched, batch())
     assert sum(call_counts().values()) > sum(calls.values()) and got.logits is None
-    torch.testing.assert_close(got.loss, want.loss, rtol=tolerance, atol=0)
+    torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
     if any(p.grad is not None for p in unpatched.parameters()):
-        check_gradients(unpatched, patched, tolerance)
+        check_gradients(unpatched, patched, TOLERANCE)
     unpatched.eval(), patched.eval()
     with torch.no_grad():
         want, got = unpatched(**batch()), patched(**batch(), skip_logits=True)
         assert got.logits is None
-        torch.testing.assert_close(got.loss, want.loss, rtol=tolerance, atol=0)
+        torch.testing.assert_close(got.loss, want.loss, rtol=TOLERANCE, atol=0)
         assert torch.equal(patched(**batch()).logits, want.logits)
     unpatched.train(), patched.train()
 

@@ -94,11 +94,6 @@ def test_of_liger_and_tileloss_the_one_that_loses_says_so() -> None:
         model.forward = types.MethodType(lce_forward, model)
 
 
-def test_a_class_that_liger_has_patched_is_refused_by_that_name() -> None:
-    with pytest.raises(UnknownForward, match=r"is Liger's.*liger_kernel"):
-        read_forward(own_model(lce_forward))
-
-
 def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """transformers puts another module object into sys.modules while it loads lazily."""
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
@@ -140,13 +135,6 @@ def test_other_modules_are_refused() -> None:
         patch(build("llama").model)
 
 
-def test_a_forward_replaced_on_the_instance_is_refused() -> None:
-    model = build("llama")
-    model.forward = model.forward
-    with pytest.raises(ValueError, match="replaced on this instance"):
-        patch(model)
-
-
 def test_a_forward_replaced_after_the_patch_is_not_taken_for_patched() -> None:
     model = patch(build("llama"))
     with pytest.warns(UserWarning, match="replaced by one of transformers"):
@@ -181,84 +169,67 @@ def test_unpatch_of_a_wrapper_is_refused() -> None:
         unpatch(wrapper)
 
 
-def own_forward(head: torch.nn.Linear) -> None:
+class Quantized(torch.nn.Linear):
+    """It may do more than multiply."""
+
+
+def half(*call: Any) -> Any:
+    return call[-1] * 0.5
+
+
+def half_forward(head: torch.nn.Linear) -> None:
     head.forward = lambda hidden: torch.nn.Linear.forward(head, hidden) * 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (own_forward, "a forward of its own"),
-        (lambda head: head.register_forward_hook(lambda *call: call[-1] * 0.5), "hooks"),
-        (lambda head: head.register_forward_pre_hook(lambda *call: None), "hooks"),
-    ],
-)
-def test_a_head_whose_call_does_more_than_multiply_is_refused(change: Any, what: str) -> None:
-    model = build("llama")
-    change(model.lm_head)
-    with pytest.raises(
-        ValueError, match=rf"LlamaForCausalLM\.lm_head: .* without hooks.* with {what}"
-    ):
+# What is built, what is done to it, and what `patch` says.
+MORE_THAN_LINEAR = r"LlamaForCausalLM\.lm_head: .* without hooks.* with "
+NOT_POSITIVE = ": expected a scale of the logits above 0, got"
+REFUSED: dict[str, tuple[str, dict[str, float], Any, str]] = {
+    "forward": ("llama", {}, lambda m: setattr(m, "forward", m.forward), "replaced on this instance"),
+    "head's forward": ("llama", {}, lambda m: half_forward(m.lm_head), f"{MORE_THAN_LINEAR}a forward of its own"),
+    "hook": ("llama", {}, lambda m: m.lm_head.register_forward_hook(half), f"{MORE_THAN_LINEAR}hooks"),
+    "hook before": ("llama", {}, lambda m: m.lm_head.register_forward_pre_hook(print), f"{MORE_THAN_LINEAR}hooks"),
+    "float64": ("llama", {}, lambda m: m.double(), r"lm_head: expected a weight in float32.*got torch\.float64"),
+    "kind of head": (
+        "llama", {}, lambda m: setattr(m, "lm_head", Quantized(32, 96)),
+        r"lm_head: expected a plain torch\.nn\.Linear.*Quantized",
+    ),
+    "loss": (
+        "llama", {}, lambda m: setattr(m, "loss_function", lambda logits, *_, **__: logits.sum()),
+        "loss_function: expected transformers' ForCausalLMLoss",
+    ),
+    "scale 0": ("cohere", {"logit_scale": 0.0}, id, f"logit_scale{NOT_POSITIVE}"),
+    "scale below 0": ("cohere", {"logit_scale": -0.5}, id, f"logit_scale{NOT_POSITIVE}"),
+    "divisor 0": ("granite", {"logits_scaling": 0.0}, id, f"config.logits_scaling{NOT_POSITIVE}"),
+    "learnt scale": (
+        "cohere", {}, lambda m: setattr(m, "logit_scale", torch.nn.Parameter(torch.tensor(0.3))),
+        "logit_scale: expected a number.*Parameter",
+    ),
+    **{
+        f"soft-cap {cap}": (
+            "gemma2", {"final_logit_softcapping": cap}, id, "final_logit_softcapping: expected a soft-cap above 0",
+        )
+        for cap in (0.0, -2.0)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_model_that_does_more_is_refused_and_left_as_it_is(what: str) -> None:
+    kind, options, change, message = REFUSED[what]
+    model = build(kind, **options)
+    change(model)
+    own = dict(model.__dict__)
+    with pytest.raises(ValueError, match=message):
         patch(model)
-    assert "forward" not in model.__dict__
+    assert model.__dict__ == own
 
 
-def test_a_float64_model_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"lm_head: expected a weight in float32.*got torch\.float64"
-    ):
-        patch(build("llama").double())
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "path"),
-    [
-        ("cohere", {"logit_scale": 0.0}, "logit_scale"),
-        ("cohere", {"logit_scale": -0.5}, "logit_scale"),
-        ("granite", {"logits_scaling": 0.0}, "config.logits_scaling"),
-    ],
-)
-def test_a_logit_scale_that_is_not_positive_is_refused(
-    kind: str, options: dict[str, float], path: str
-) -> None:
-    with pytest.raises(ValueError, match=f"{path}: expected a scale of the logits above 0, got"):
-        patch(build(kind, **options))
-
-
-@pytest.mark.parametrize("cap", [0.0, -2.0])
-def test_a_softcap_that_is_not_positive_is_refused(cap: float) -> None:
-    model = build("gemma2")
-    model.config.final_logit_softcapping = cap
-    with pytest.raises(ValueError, match="final_logit_softcapping: expected a soft-cap above 0"):
-        patch(model)
-
-
-def test_a_head_that_is_not_plainly_linear_is_refused() -> None:
-    class Quantized(torch.nn.Linear):
-        pass
-
-    model = build("llama")
-    model.lm_head = Quantized(32, 96)
-    with pytest.raises(ValueError, match=r"lm_head: expected a plain torch\.nn\.Linear.*Quantized"):
-        patch(model)
+def test_a_head_that_is_wrapped_after_the_patch_is_refused() -> None:
     patched = patch(build("llama"))
     patched.lm_head = Quantized(32, 96)  # such as an adapter that wraps the head after the patch
     with pytest.raises(ValueError, match="Quantized"):
         patched(**batch())
-
-
-def test_a_logit_scale_that_is_learnt_is_refused() -> None:
-    model = build("cohere")
-    model.logit_scale = torch.nn.Parameter(torch.tensor(0.3))
-    with pytest.raises(ValueError, match="logit_scale: expected a number.*Parameter"):
-        patch(model)
-
-
-def test_a_loss_function_of_ones_own_is_refused() -> None:
-    model = build("llama")
-    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum()
-    with pytest.raises(ValueError, match="loss_function: expected transformers' ForCausalLMLoss"):
-        patch(model)
 
 
 def test_bamba_is_taken_unless_its_loss_has_a_z_term() -> None:
@@ -409,6 +380,7 @@ def test_a_cap_counts_only_where_it_is_applied() -> None:
         ("logits=logits)", "logits=logits, hidden_states=logits.exp())", "returns hidden_states=logits.exp()"),
         (LOSS, "    loss = None\n", "no statement of the kind loss"),
         ("=input_ids,", "=input_ids.flip(1),", "hands `input_ids=input_ids.flip(1)` to its base model"),
+        ("    outputs =", "    self.config.cap = 3\n    outputs =", "the statement `self.config.cap = 3`"),
     ],
 )  # fmt: skip
 def test_a_forward_of_ones_own_is_refused_where_it_differs(
@@ -416,11 +388,6 @@ def test_a_forward_of_ones_own_is_refused_where_it_differs(
 ) -> None:
     with pytest.raises(UnknownForward, match=re.escape(message)):
         read_forward(own_class(HEAD_FORWARD, old, new))
-
-
-def test_a_forward_without_source_is_refused() -> None:
-    with pytest.raises(UnknownForward, match="no source to read"):
-        read_forward(own_model(eval("lambda self, labels: None")))
 
 
 def test_a_subclass_with_the_known_forward_is_taken() -> None:
@@ -453,22 +420,18 @@ def decorated_by_a_namesake(self: Any, input_ids=None, labels=None, **kwargs):
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
+        (lce_forward, r"is Liger's.*liger_kernel"),
+        (eval("lambda self, labels: None"), "no source to read"),
         (wrapped_again(LlamaForCausalLM), "is wrapped by functions of .*other than its decorators"),
         (decorated_by_a_namesake, r"is decorated with @deprecate_kwarg\('old'\)"),
     ],
-    ids=["wrapper", "namesake"],
+    ids=["Liger", "source", "wrapper", "namesake"],
 )
-def test_what_stands_around_a_forward_is_refused_where_it_is_not_known(
+def test_a_forward_that_is_not_known_or_stands_in_what_is_not_known_is_refused(
     forward: Any, message: str
 ) -> None:
     with pytest.raises(UnknownForward, match=message):
         read_forward(own_model(forward))
-
-
-def test_a_forward_that_writes_to_the_config_is_refused() -> None:
-    own = own_class(HEAD_FORWARD, "    outputs =", "    self.config.cap = 3.0\n    outputs =")
-    with pytest.raises(UnknownForward, match=r"the statement `self\.config\.cap = 3\.0`"):
-        read_forward(own)
 
 
 def test_statements_before_the_base_model_run_as_they_stand() -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 from trl.trainer import distillation_trainer
 
+import definitions
 from tileloss.integrations import trl as integration
-from trl_runs import FixedCompletions, assert_same, counted, make_model, prompts_and, train
+from trl_runs import FixedCompletions, counted, make_model, prompts_and, train_twice
 
 # transformers and TRL announce what their next major versions drop, some of it each time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*will be removed in v:FutureWarning")
@@ -72,31 +73,24 @@ def run(function: Any, tensors: dict[str, Tensor], **options: Any) -> tuple[list
 
 def definition(**given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The same with both logits, in float64."""
-
-    def log_probs(side: str) -> Tensor:
-        hidden, weight, bias = (
-            given[f"{side}_{name}"].double()
-            for name in ("hidden_states", "lm_head_weight", "lm_head_bias")
+    logits = {
+        side: F.linear(
+            *(given[f"{side}_{n}"].double() for n in ("hidden_states", "lm_head_weight", "lm_head_bias"))
         )
-        z = given.get(f"{side}_logit_scale", 1.0) * (hidden @ weight.T + bias)
-        cap = given.get(f"{side}_final_logit_softcapping")
-        z = z if cap is None else cap * torch.tanh(z / cap)
-        return torch.log_softmax(z / given.get("temperature", 1.0), -1)[is_used]
-
-    is_used, beta = given["completion_mask"] != 0, given["beta"]
-    p, q = log_probs("student"), log_probs("teacher")
-    if 0 < beta < 1:
-        m = (beta * q.exp() + (1 - beta) * p.exp()).log()
-        parts = [F.kl_div(m, side, reduction="sum", log_target=True) for side in (q, p)]
-        divergence = beta * parts[0] + (1 - beta) * parts[1]
-    else:
-        divergence = F.kl_div(*((q, p) if beta else (p, q)), reduction="sum", log_target=True)
-    count = given.get("num_items_in_batch")
-    return (
-        divergence / (is_used.sum() if count is None else count),
-        -(p.exp() * p).sum(),
-        is_used.sum(),
-    )
+        for side in ("student", "teacher")
+    }  # fmt: skip
+    names = {"student_logit_scale": "logit_scale", "student_final_logit_softcapping": "softcap"}
+    names |= {"teacher_final_logit_softcapping": "teacher_softcap"}
+    names |= dict.fromkeys(("teacher_logit_scale", "temperature"))
+    options = {own or name: given[name] for name, own in names.items() if name in given}
+    mask, beta = given["completion_mask"], given["beta"]
+    kind = {0: "forward_kl", 1: "reverse_kl"}.get(beta, "jsd")
+    loss, rows = definitions.distillation(
+        logits["student"], logits["teacher"], mask=mask, divergence=kind, beta=beta, reduction="sum",
+        outputs=("entropy",), **options,
+    )  # fmt: skip
+    count, used = given.get("num_items_in_batch"), mask.sum()
+    return loss / (used if count is None else count), rows.entropy.sum(), used
 
 
 def relative(got: Tensor, wanted: Tensor) -> float:
@@ -238,20 +232,6 @@ def test_heads_that_zero3_partitions_are_refused(monkeypatch):
         call(**batch(), beta=0.5)
 
 
-def test_another_function_in_its_place_is_refused_and_unpatch_gives_trls_back(monkeypatch):
-    with integration.patch():
-        assert getattr(distillation_trainer, NAME) is not OWN
-    assert getattr(distillation_trainer, NAME) is OWN
-
-    def other(student_hidden_states: Tensor) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(distillation_trainer, NAME, other)
-    with pytest.raises(RuntimeError, match=rf"own trl.trainer.distillation_trainer.{NAME} with"):
-        integration.patch()
-    assert not integration.is_patched()
-
-
 # ------------------------------------------------------------------------------------------------------- the trainer
 
 
@@ -285,24 +265,9 @@ MICRO_BATCHES = 6
 def test_distillation_trainer(folders, options, tolerance):
     """Losses, entropies, gradients of each step and weights agree, and no head was called."""
     student, teacher = folders
-
-    def trained() -> Any:
-        return train(
-            FixedDistillation,
-            DistillationConfig,
-            student,
-            prompts_and(),
-            teacher=teacher,
-            **options,
-        )
-
-    own, counts = counted(trained)
-    assert counts == {}
-    with integration.patch():
-        ours, counts = counted(trained)
+    run = FixedDistillation, DistillationConfig, student, prompts_and(), "linear_distillation"
+    _, ours, counts = train_twice(*run, tolerance, teacher=teacher, **options)
     evaluations = sum("eval_loss" in log for log in ours.logs)
     assert (evaluations > 0) == ("eval_steps" in options)
     forwards = {"linear_distillation/forward": evaluations} if evaluations else {}
     assert counts == {"linear_distillation/value_and_grad": MICRO_BATCHES} | forwards
-    assert ours.head_calls == 0
-    assert_same(own, ours, tolerance)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from trl.trainer.utils import _ChunkedLogProbFunction as OwnFunction
 
+import definitions
 from tileloss.integrations.trl import LogProbFunction
 from tileloss.torch import call_counts
 
@@ -73,23 +74,13 @@ def definition(
     logit_scale: float,
     outputs: tuple[str, ...],
 ) -> tuple[torch.Tensor, ...]:
-    """The same in the type of the inputs, float64, as the names say."""
+    """The same in the type of the inputs, float64."""
     del chunk_size, outputs
-    z = hidden @ weight.T
-    z = logit_scale * (z if bias is None else z + bias)
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
-    z = z / temperature
-    log_p = z - z.logsumexp(-1, keepdim=True)
-    logp = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return (
-        logp,
-        entropy,
-        (2 * log_p).logsumexp(-1).detach(),
-        z.mean(-1).detach(),
-        z.argmax(-1) == targets,
-    )
+    transform = {"temperature": temperature, "softcap": softcap or 0.0, "logit_scale": logit_scale}
+    x = torch.nn.functional.linear(hidden, weight, bias)
+    rows = definitions.row_outputs(x, targets, **transform)[0]
+    taken = (rows.log_sum_sq_probs.detach(), rows.mean_logit.detach(), rows.correct)
+    return rows.logp, rows.entropy, *taken
 
 
 def in_float64(inputs: Inputs) -> Inputs:

@@ -7,36 +7,62 @@ import sys
 import pytest
 import torch
 import trl
-from trl.trainer import utils
+from trl.experimental.gkd import GKDTrainer
+from trl.experimental.gold import GOLDTrainer
+from trl.experimental.iw_opd import IWOPDTrainer
+from trl.experimental.sdft import sdft_trainer
+from trl.experimental.sdpo import sdpo_trainer
+from trl.trainer import distillation_trainer, utils
 
 from tileloss.integrations import trl as integration
 
-OWN_FUNCTION = utils._ChunkedLogProbFunction
-OWN_USE_TRITON = utils._use_triton
-OWN_DTENSOR = utils.DTensor
+LOGPROBS = (utils, "_ChunkedLogProbFunction")
+GOLD = (GOLDTrainer, "generalized_jsd_loss")
+TWO_HEADS = (distillation_trainer, "_chunked_divergence_loss")
+PATCHED = [
+    LOGPROBS,
+    (utils, "_use_triton"),
+    (utils, "DTensor"),
+    GOLD,
+    *((trainer, GOLD[1]) for trainer in (GKDTrainer, IWOPDTrainer)),
+    *((m, "compute_full_logit_self_distillation_loss") for m in (sdft_trainer, sdpo_trainer)),
+    TWO_HEADS,
+]
+OWN = {(owner, name): vars(owner)[name] for owner, name in PATCHED}
+
+
+class OtherFunction(utils._ChunkedLogProbFunction):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets):
+        raise AssertionError
+
+
+def other(hidden_states):
+    raise AssertionError
+
+
+def patched():
+    return {place for place, own in OWN.items() if vars(place[0])[place[1]] is not own}
 
 
 @pytest.fixture(autouse=True)
 def leaves_trl_as_it_was():
     yield
     integration.unpatch()
-    assert utils._ChunkedLogProbFunction is OWN_FUNCTION
-    assert utils._use_triton is OWN_USE_TRITON
-    assert utils.DTensor is OWN_DTENSOR
+    assert not patched()
 
 
-def test_patch_replaces_the_function_and_unpatch_gives_it_back():
+def test_patch_replaces_the_functions_and_unpatch_gives_them_back():
     assert not integration.is_patched()
     integration.patch()
     assert integration.is_patched()
+    assert patched() == set(PATCHED)
     assert utils._ChunkedLogProbFunction is integration.LogProbFunction
     assert utils._use_triton(torch.device("cpu"))
-    assert utils._use_triton(torch.device("meta")) == OWN_USE_TRITON(torch.device("meta"))
+    on_meta = OWN[utils, "_use_triton"](torch.device("meta"))
+    assert utils._use_triton(torch.device("meta")) == on_meta
     integration.unpatch()
-    assert not integration.is_patched()
-    assert utils._ChunkedLogProbFunction is OWN_FUNCTION
-    assert utils._use_triton is OWN_USE_TRITON
-    assert utils.DTensor is OWN_DTENSOR
+    assert not integration.is_patched() and not patched()
 
 
 def test_a_with_block_ends_the_patch_after_an_error_too():
@@ -78,38 +104,31 @@ def test_the_next_patch_release_is_taken(monkeypatch):
         assert integration.is_patched()
 
 
-def test_a_function_with_other_parameters_is_refused(monkeypatch):
-    class Other(OWN_FUNCTION):
-        @staticmethod
-        def forward(ctx, hidden, weight, targets):
-            raise AssertionError
-
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", Other)
-    with pytest.raises(
-        RuntimeError,
-        match=r"expected trl 1.16's own .* got .*Other.* with \(hidden, weight, targets\)",
-    ):
+@pytest.mark.parametrize(
+    ("place", "function", "message"),
+    [
+        (LOGPROBS, OtherFunction, r" 1.16's own .* got .*Other.* with \(hidden, weight, targets\)"),
+        (GOLD, staticmethod(other), rf" own trl.*gold_trainer.GOLDTrainer.{GOLD[1]} with .*other"),
+        (TWO_HEADS, other, rf" own trl.trainer.distillation_trainer.{TWO_HEADS[1]} with .* got "),
+    ],
+)
+def test_a_function_with_other_parameters_is_refused(monkeypatch, place, function, message):
+    monkeypatch.setattr(*place, function)
+    with pytest.raises(RuntimeError, match=f"expected trl.*{message}"):
         integration.patch()
+    assert not integration.is_patched() and patched() == {place}
     monkeypatch.undo()
 
 
-def test_unpatch_does_not_overwrite_a_later_replacement(monkeypatch):
-    integration.patch()
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", OWN_FUNCTION)
-    with pytest.raises(
-        RuntimeError,
-        match=r"expected trl.trainer.utils._ChunkedLogProbFunction as patch\(\) left it, got",
-    ):
-        integration.unpatch()
-    assert integration.is_patched()
-    monkeypatch.undo()
-
-
-def test_an_undo_that_was_refused_may_be_repeated(monkeypatch):
+@pytest.mark.parametrize("place", [LOGPROBS, GOLD])
+def test_a_later_replacement_is_not_overwritten_and_may_be_undone(monkeypatch, place):
     patch = integration.patch()
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", OWN_FUNCTION)
-    with pytest.raises(RuntimeError, match="undo the later replacement first"):
-        patch.undo()
+    monkeypatch.setattr(*place, OWN[place])
+    left = rf"{place[1]} as patch\(\) left it, got .*undo the later replacement first"
+    for undo in (integration.unpatch, patch.undo):
+        with pytest.raises(RuntimeError, match=left):
+            undo()
+    assert integration.is_patched()
     monkeypatch.undo()
     patch.undo()
     assert not integration.is_patched()

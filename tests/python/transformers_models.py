@@ -132,6 +132,18 @@ def check_gradients(
             assert float((got - want).abs().max()) <= tolerance * scale, name
 
 
+def check_step(
+    unpatched: Any, patched: Any, inputs: Any = None, tolerance: float = 1e-5, **more: float
+) -> tuple[Any, Any]:
+    """A step of both, without logits of the patched one: the loss to ``rtol`` or ``tolerance``, and all gradients."""
+    inputs = inputs or batch()
+    want, got = backward(unpatched, inputs), backward(patched, inputs)
+    assert got.logits is None
+    torch.testing.assert_close(got.loss, want.loss, rtol=more.pop("rtol", tolerance), atol=0)
+    check_gradients(unpatched, patched, tolerance, **more)
+    return want, got
+
+
 def gradient_errors(model: PreTrainedModel, exact: PreTrainedModel) -> dict[str, float]:
     """||g - g_exact|| / ||g_exact|| of every parameter that has a gradient."""
     errors = {}
