@@ -1,6 +1,6 @@
-// The products in tile registers, as the library's machine code does them with every tile instruction emulated, and as their
-// template does them in plain C++: bit for bit what the manual says of each sum, and where sums are exact the bits of every other
-// instruction set. tests/backends/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
+// The products in tile registers, as the library's machine code does them with every tile instruction emulated: bit for bit what
+// the manual says of each sum, and where sums are exact the bits of every other instruction set.
+// tests/backends/cpu/matmul_test.cpp and the tests of the LM head run in this program too.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,13 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/amx/matmul_tiles.h"
 #include "backends/cpu/isa/isa.h"
-#include "backends/cpu/simd/simd_baseline.h"
 #include "core/number_formats.h"
 #include "judge/strict/guard_buffer.h"
 #include "support/synthetic.h"
-#include "tests/amx/emulated_tiles.h"
+#include "tests/amx/tile_registers.h"
 #include "tests/amx/trapped_tiles.h"
 #include "tests/shared/input_families.h"
 
@@ -32,8 +30,6 @@ using impl::cpu::MatmulTable;
 using tools::Random;
 using tools::Stream;
 
-constexpr MatmulTable kInPlainCpp = impl::cpu::TileMatmul<impl::cpu::baseline::Simd, EmulatedTiles,
-                                                          impl::cpu::MatmulKernels<impl::cpu::baseline::Simd, 4, 12>>::table();
 const MatmulTable& machine_code() { return impl::cpu::kernels(TILELOSS_ISA_AVX512_AMX).matmul; }
 
 struct Shape {
@@ -118,7 +114,6 @@ TEST(TileProducts, AreWhatTheManualSaysBitForBit) {
     const bool accumulate = seed % 2 == 0;
     const std::vector<float> wanted = expected(shape, a, b, accumulate);
     ASSERT_TRUE(same_bits(multiply(machine_code(), shape, a, b, Compute::kBfloat16, accumulate), wanted)) << name_of(shape);
-    ASSERT_TRUE(same_bits(multiply(kInPlainCpp, shape, a, b, Compute::kBfloat16, accumulate), wanted)) << name_of(shape);
   }
 }
 
@@ -200,9 +195,6 @@ TEST(TileProducts, GiveTheTilesBack) {
   alignas(64) static float panels[2][64 * 64];
   EXPECT_EQ(machine_code().tile_loop(panels[0], panels[1], 64, 3, Compute::kBfloat16), 0);
   EXPECT_FALSE(tiles_are_held());
-  multiply(kInPlainCpp, {40, 60, 64}, a, b, Compute::kBfloat16, true);
-  EXPECT_EQ(kInPlainCpp.tile_loop(panels[0], panels[1], 64, 3, Compute::kBfloat16), 0);
-  EXPECT_EQ(EmulatedTiles::taken, 0);
 }
 
 TEST(TileRegisters, AnInstructionWithoutAConfigurationFails) {

@@ -1,39 +1,35 @@
 // Allowed tokens of a row. From logits: the bits of a call on the row's allowed columns alone, zeros between them. With the LM
-// head: what the logits' call makes of the same logits.
+// head and of shards: as the oracle has them.
 // On cuda: AllowedTokens, AllowedShards.
 #include <gtest/gtest.h>
-#include <tileloss/tileloss.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/api/shards.h"
+#include "tests/shared/gradcheck_call.h"
+
 namespace tileloss::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+using tools::joined;
+using tools::Sets;
 
-template <class T>
-T init() {
-  T value;
-  tileloss_struct_init(&value, sizeof value);
-  return value;
-}
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Elements of a float format, with float values.
 struct Floats {
   tileloss_dtype dtype;
   std::vector<std::uint32_t> words;
   std::vector<std::uint16_t> halves;
-  explicit Floats(tileloss_dtype t, std::size_t n = 0) : dtype(t) { t == TILELOSS_FLOAT32 ? words.resize(n) : halves.resize(n); }
+  explicit Floats(tileloss_dtype t, std::size_t n) : dtype(t) { t == TILELOSS_FLOAT32 ? words.resize(n) : halves.resize(n); }
   void* data() { return dtype == TILELOSS_FLOAT32 ? static_cast<void*>(words.data()) : halves.data(); }
-  std::int64_t size() const { return static_cast<std::int64_t>(words.size() + halves.size()); }
   void set(std::size_t at, float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     dtype == TILELOSS_FLOAT32 ? void(words[at] = bits) : void(halves[at] = static_cast<std::uint16_t>(bits >> 16));
@@ -47,22 +43,20 @@ constexpr std::int64_t kRows = 12, kVocab = 1000, kValid = 977, kWords = (kVocab
 
 // Rows of every kind of set, and what goes with them.
 struct Case {
-  std::int64_t rows;
   Floats logits, teacher, dlogits;
-  std::vector<std::int32_t> words = std::vector<std::int32_t>(rows * kWords);
-  std::vector<std::int64_t> labels = std::vector<std::int64_t>(rows), ids = std::vector<std::int64_t>(rows * kKnown);
-  std::vector<float> log_q = std::vector<float>(rows * kKnown), class_weights = std::vector<float>(kVocab),
-                     per_row = std::vector<float>(rows);
+  std::vector<std::int32_t> words = std::vector<std::int32_t>(kRows * kWords);
+  std::vector<std::int64_t> labels = std::vector<std::int64_t>(kRows), ids = std::vector<std::int64_t>(kRows * kKnown);
+  std::vector<float> log_q = std::vector<float>(kRows * kKnown), class_weights = std::vector<float>(kVocab),
+                     per_row = std::vector<float>(kRows);
   std::mt19937 random{7};
 
-  explicit Case(tileloss_dtype t, std::int64_t count = kRows)
-      : rows(count), logits(t, rows * kVocab), teacher(t, rows * kVocab), dlogits(t, rows * kVocab) {
+  explicit Case(tileloss_dtype t) : logits(t, kRows * kVocab), teacher(t, kRows * kVocab), dlogits(t, kRows * kVocab) {
     std::normal_distribution<float> normal(0, 3);
-    for (std::int64_t i = 0; i < rows * kVocab; ++i) {
+    for (std::int64_t i = 0; i < kRows * kVocab; ++i) {
       logits.set(static_cast<std::size_t>(i), normal(random));
       teacher.set(static_cast<std::size_t>(i), normal(random));
     }
-    for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t i = 0; i < kRows; ++i) {
       for (std::int64_t j = 0; j < kVocab; ++j) allow(i, j, in_set(i, j));
       for (std::int64_t j = kValid; j < kVocab; ++j) allow(i, j, true);  // padding is not looked at
       const std::vector<std::int64_t> in = columns(i);
@@ -76,7 +70,7 @@ struct Case {
     for (float& c : class_weights) c = 0.5F + static_cast<float>(random() % 100) / 100;
   }
   bool in_set(std::int64_t i, std::int64_t j) {
-    switch (i % kRows) {
+    switch (i) {
       case 0: return true;
       case 1: return random() % 2 == 0;
       case 2: return j == 700;
@@ -125,32 +119,13 @@ struct Results {
 bool is(const Function& f, const char* name) { return std::string(f.name) == name; }
 bool has_teacher(const Function& f) { return is(f, "distillation") || is(f, "sparse_distillation"); }
 
-// What stands for the logits with the LM head, in float32 or bfloat16, and the gradients.
-struct Head {
-  std::int64_t width;
-  Floats hidden, head, teacher_hidden, teacher_head, bias;
-  std::vector<float> dhidden, dhead, dbias;
-  tileloss_plan_options hints;
-  bool accumulate = false;
-};
-
 // Of rows whose matrices and words lie at these places.
 tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, std::int64_t vocab, std::int64_t valid, void* x,
                      void* teacher, void* dx, tileloss_dtype t, std::vector<std::int64_t> labels, std::vector<std::int64_t> ids,
                      std::vector<float> log_q, std::vector<float> weights, std::vector<float> per_row, const void* words,
-                     Results& r, std::int64_t word_stride = kWords, Head* h = nullptr) {
-  auto info = init<tileloss_function_info>();
-  std::int64_t index = 0;
-  do {
-    if (tileloss_get_function_info(index++, &info) != TILELOSS_OK) return TILELOSS_INTERNAL;
-  } while (std::string(info.name) != f.name);
-  const std::string full_name = h == nullptr ? f.name : std::string("linear_") + f.name;
-  std::vector<std::byte> options(info.options_size);
-  if (tileloss_options_init(f.name, options.data(), options.size()) != TILELOSS_OK) return TILELOSS_INTERNAL;
-  const auto set = [&](const char* name, double value) {
-    EXPECT_EQ(tileloss_options_set(f.name, options.data(), name, value), TILELOSS_OK) << tileloss_last_error();
-  };
-  set("valid_vocab", static_cast<double>(valid));
+                     Results& r, std::int64_t word_stride = kWords) {
+  tools::Function function(f.name);
+  function.set_integer("valid_vocab", valid);
   bool has_weights = false, has_labels = !is(f, "soft_cross_entropy");
   for (const auto& [name, value] : f.numbers) {
     if (std::string(name) == "class_weights") {
@@ -158,12 +133,10 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
     } else if (std::string(name) == "labels") {
       has_labels = true;
     } else {
-      set(name, value);
+      function.set_number(name, value);
     }
   }
-  for (const auto& [name, value] : f.choices) {
-    EXPECT_EQ(tileloss_options_set_choice(f.name, options.data(), name, value), TILELOSS_OK) << tileloss_last_error();
-  }
+  for (const auto& [name, value] : f.choices) function.set_choice(name, value);
   auto a = init<tileloss_args>();
   const auto vector = [&](auto& v, tileloss_dtype type) { return tileloss_make_vector(v.data(), type, rows); };
   a.logits = tileloss_make_matrix(x, t, rows, vocab, vocab);
@@ -200,26 +173,7 @@ tileloss_status call(const Function& f, tileloss_pass pass, std::int64_t rows, s
       a.teacher_entropy = vector(r.teacher_entropy, TILELOSS_FLOAT32);
     }
   }
-  if (h == nullptr) return tileloss_call(f.name, pass, &a, options.data(), nullptr, nullptr);
-  a.logits = a.dlogits = a.teacher_logits = {};
-  a.hidden = tileloss_make_matrix(h->hidden.data(), h->hidden.dtype, rows, h->width, h->width);
-  a.head = tileloss_make_matrix(h->head.data(), h->head.dtype, vocab, h->width, h->width);
-  a.bias = tileloss_make_vector(h->bias.data(), h->bias.dtype, h->bias.size());
-  if (h->bias.size() == 0) a.bias = {};
-  if (is(f, "distillation")) {
-    a.teacher_hidden = tileloss_make_matrix(h->teacher_hidden.data(), h->hidden.dtype, rows, h->width, h->width);
-    a.teacher_head = tileloss_make_matrix(h->teacher_head.data(), h->hidden.dtype, vocab, h->width, h->width);
-  }
-  if (pass != TILELOSS_FORWARD) {
-    a.dhidden = tileloss_make_matrix(h->dhidden.data(), TILELOSS_FLOAT32, rows, h->width, h->width);
-    a.dhead = tileloss_make_matrix(h->dhead.data(), TILELOSS_FLOAT32, vocab, h->width, h->width);
-    if (!h->dbias.empty()) a.dbias = tileloss_make_vector(h->dbias.data(), TILELOSS_FLOAT32, vocab);
-  }
-  auto plan = init<tileloss_plan>();
-  if (const tileloss_status s = tileloss_make_plan(full_name.c_str(), pass, &a, options.data(), &h->hints, nullptr, &plan);
-      s != TILELOSS_OK)
-    return s;
-  return tileloss_call(full_name.c_str(), pass, &a, options.data(), &plan, nullptr);
+  return tileloss_call(f.name, pass, &a, function.options(), nullptr, nullptr);
 }
 
 const Function kFunctions[] = {
@@ -398,230 +352,80 @@ TEST_P(AllowedTokens, ALabelOutsideIsOneOfMinusInfinity) {
   }
 }
 
-// dlogits [rows, V] times a matrix, in double.
-std::vector<double> product(const Floats& g, std::int64_t rows, const Floats& by, std::int64_t width, bool down) {
-  std::vector<double> to(static_cast<std::size_t>((down ? kVocab : rows) * width));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < kVocab; ++j) {
-      const double x = g.get(static_cast<std::size_t>(i * kVocab + j));
-      if (x == 0) continue;
-      for (std::int64_t k = 0; k < width; ++k) {
-        to[static_cast<std::size_t>((down ? j : i) * width + k)] +=
-            x * by.get(static_cast<std::size_t>((down ? i : j) * width + k));
-      }
-    }
-  }
-  return to;
-}
-
-void expect_close(const std::vector<float>& got, const std::vector<double>& wanted, std::int64_t width, double tolerance,
-                  const char* name) {
-  double of_all = 0;
-  for (const double w : wanted) of_all = std::max(of_all, std::fabs(w));
-  for (std::size_t at = 0; at < wanted.size(); ++at) {
-    const bool is_nothing = wanted[at] == 0 && got[at] == 0;
-    ASSERT_TRUE(is_nothing || std::fabs(got[at] - wanted[at]) <= tolerance * of_all)
-        << name << "[" << at / static_cast<std::size_t>(width) << "," << at % static_cast<std::size_t>(width) << "]: " << got[at]
-        << ", expected " << wanted[at] << " of " << of_all;
-  }
-}
-
-TEST_P(AllowedTokens, WithTheHeadAreThoseOfItsLogits) {
-  constexpr std::int64_t kMany = 150, kWidth = 17;
-  for (const Function& f : kFunctions) {
-    for (const tileloss_schedule schedule :
-         {TILELOSS_SCHEDULE_AUTO, TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
-      for (const int how : {0, 1, 2, 3}) {  // bits: with bias; some rows at a time
-        if (schedule > TILELOSS_SCHEDULE_STASH && (has_teacher(f) || is(f, "soft_cross_entropy"))) continue;
-        if (schedule > TILELOSS_SCHEDULE_AUTO && (is(f, "logprobs") || how % 3 == 0)) continue;
-        Case c(TILELOSS_FLOAT32, kMany);
-        Head h{kWidth,
-               Floats(GetParam(), kMany * kWidth),
-               Floats(GetParam(), kVocab * kWidth),
-               Floats(GetParam(), kMany * kWidth),
-               Floats(GetParam(), kVocab * kWidth),
-               Floats(GetParam(), how % 2 == 0 ? 0 : kVocab),
-               std::vector<float>(kMany * kWidth, kNan),
-               std::vector<float>(kVocab * kWidth, kNan),
-               std::vector<float>(how % 2 == 0 ? 0 : kVocab, kNan),
-               {}};
-        tileloss_plan_options_init(&h.hints);
-        h.hints.cpu.schedule = schedule;
-        h.hints.cpu.chunk_columns = 256;
-        h.hints.cpu.vocab_block = how < 2 ? 64 : 256;
-        h.hints.cpu.threads = 2;
-        if (how >= 2) h.hints.cpu.row_block = 128;
-        std::normal_distribution<float> normal(0, 0.6F);
-        for (Floats* m : {&h.hidden, &h.head, &h.teacher_hidden, &h.teacher_head, &h.bias}) {
-          for (std::int64_t at = 0; at < m->size(); ++at) m->set(static_cast<std::size_t>(at), normal(c.random));
-        }
-        const auto multiply = [&](Floats& z, const Floats& a, const Floats& b, bool biased) {
-          for (std::int64_t i = 0; i < kMany; ++i) {
-            for (std::int64_t j = 0; j < kVocab; ++j) {
-              double sum = biased ? h.bias.get(static_cast<std::size_t>(j)) : 0;
-              for (std::int64_t k = 0; k < kWidth; ++k)
-                sum += double{a.get(static_cast<std::size_t>(i * kWidth + k))} * b.get(static_cast<std::size_t>(j * kWidth + k));
-              z.set(static_cast<std::size_t>(i * kVocab + j), static_cast<float>(sum));
-            }
-          }
-        };
-        multiply(c.logits, h.hidden, h.head, h.bias.size() > 0);
-        multiply(c.teacher, h.teacher_hidden, h.teacher_head, false);
-        const bool is_soft = is(f, "soft_cross_entropy");
-        for (std::int64_t i = 0; i < kMany; ++i) {
-          if (i % kRows == 3) c.allow(i, 7, true);
-          for (std::int64_t j = 0; j < kVocab && is_soft; ++j) {
-            const auto at = static_cast<std::size_t>(i * kVocab + j);
-            c.teacher.set(at, c.allows(i, j) ? std::exp2(c.teacher.get(at) - 8) : 0);
-          }
-          c.labels[static_cast<std::size_t>(i)] = i % kRows == 3 ? 7 : c.labels[static_cast<std::size_t>(i)];
-          // dhead has columns that no row allows
-          for (std::int64_t j = 500; j < 560; ++j) {
-            if (c.labels[static_cast<std::size_t>(i)] != j) c.allow(i, j, false);
-          }
-        }
-        SCOPED_TRACE(std::string(f.name) + " " + std::to_string(&f - kFunctions) + " schedule " + std::to_string(schedule) +
-                     " how " + std::to_string(how));
-        Results got(kMany), wanted(kMany);
-        const auto pass = is(f, "logprobs") ? TILELOSS_BACKWARD : TILELOSS_VALUE_AND_GRAD;
-        for (Head* head : {static_cast<Head*>(nullptr), &h}) {
-          const tileloss_status s = call(f, pass, kMany, kVocab, kValid, c.logits.data(), c.teacher.data(), c.dlogits.data(),
-                                         TILELOSS_FLOAT32, c.labels, c.ids, c.log_q, c.class_weights, c.per_row, c.words.data(),
-                                         head == nullptr ? wanted : got, kWords, head);
-          ASSERT_EQ(s, TILELOSS_OK) << tileloss_last_error();
-        }
-        const bool is_rounded = GetParam() == TILELOSS_BFLOAT16;
-        for (std::size_t i = 0; i < kMany; ++i) {
-          if (got.loss[i] != wanted.loss[i]) {
-            ASSERT_NEAR(got.loss[i], wanted.loss[i], 1e-4 * std::max(1.0F, std::fabs(wanted.loss[i]))) << i;
-          }
-          ASSERT_EQ(got.argmax[i], wanted.argmax[i]) << i;
-          ASSERT_NEAR(got.lse[i], wanted.lse[i], 1e-4) << i;
-          ASSERT_NEAR(got.mean_logit[i], wanted.mean_logit[i], 1e-4) << i;
-          ASSERT_NEAR(got.entropy[i], wanted.entropy[i], 1e-4) << i;
-        }
-        const double tolerance = is_rounded ? 1e-2 : 1e-5;
-        expect_close(h.dhidden, product(c.dlogits, kMany, h.head, kWidth, false), kWidth, tolerance, "dhidden");
-        expect_close(h.dhead, product(c.dlogits, kMany, h.hidden, kWidth, true), kWidth, tolerance, "dhead");
-        if (!h.dbias.empty()) {
-          Floats ones(TILELOSS_FLOAT32, kMany);
-          for (std::size_t i = 0; i < kMany; ++i) ones.set(i, 1);
-          expect_close(h.dbias, product(c.dlogits, kMany, ones, 1, true), 1, is_rounded ? 1e-2 : 1e-4, "dbias");
-        }
+// In every schedule: rows of several blocks, columns in several chunks, some of which no row allows.
+TEST_P(AllowedTokens, WithTheHeadAreAsTheOracleHasThem) {
+  const std::string base =
+      "level=linear hidden_size=17 batch_size=3 seq_len=50 vocab_size=1000 valid_vocab=977 seed=7 source.std=2 ignore_prob=0.1 "
+      "upstream=per_row kernel.threads=2 outputs=[logp, lse, entropy, argmax] ";
+  const std::vector<Sets> hows = {
+      {"allowed=runs", "bias=none", "kernel.vocab_block=64", "gradients=[dhidden, dhead]"},
+      {"allowed=half", "allowed_rows=[all, one]", "bias=random", "kernel.vocab_block=64"},
+      {"allowed=shared", "bias=none", "kernel.vocab_block=256", "kernel.row_block=128", "gradients=[dhidden, dhead]"},
+      {"allowed=runs", "allowed_rows=[label_outside]", "bias=random", "kernel.vocab_block=256", "kernel.row_block=128"}};
+  for (const std::string loss :
+       {"loss=logprobs softcap=5 temperature=0.7", "loss=cross_entropy label_smoothing=0.2 z_loss=0.1",
+        "loss=cross_entropy label_smoothing=0.2 softcap=4 class_weights=random", "loss=cross_entropy logit_scale=0.5",
+        "loss=policy_loss entropy_coef=0.1 entropy_reduction=as_loss old_logp_noise_scale=0.2",
+        "loss=distillation label_weight=0.5 divergence=forward_kl", "loss=distillation softcap=6 divergence=jsd",
+        "loss=distillation divergence=total_variation", "loss=sparse_distillation label_weight=0.5 tail=lump",
+        "loss=sparse_distillation softcap=6 tail=ignore divergence=jsd", "loss=sparse_distillation tail=renormalise",
+        "loss=soft_cross_entropy label_smoothing=0.1", "loss=soft_cross_entropy softcap=6 class_weights=random"}) {
+    const bool is_logprobs = loss.starts_with("loss=logprobs"), is_policy = loss.starts_with("loss=policy");
+    const bool is_of_labels = is_logprobs || is_policy || loss.starts_with("loss=cross");
+    for (const std::string schedule : {"auto", "stash", "recompute", "sweeps"}) {
+      if (schedule != "auto" && (is_logprobs || (schedule != "stash" && !is_of_labels))) continue;
+      for (std::size_t how = 0; how < hows.size(); ++how) {
+        if (schedule != "auto" && how % 3 == 0) continue;
+        Sets sets = joined({"gradients=[dhidden, dhead, dbias]", "kernel.schedule=" + schedule}, hows[how]);
+        sets.emplace_back(GetParam() == TILELOSS_FLOAT32 ? "dtype=fp32" : "dtype=bf16");
+        if (!is_logprobs) sets.emplace_back(is_policy ? "aggregation=none" : "reduction=none");
+        tools::GradcheckConfig config = tools::config_of(base + loss, sets);
+        config.kernel.chunk_columns = 256;
+        EXPECT_EQ(tools::GradcheckCall(config).failures(), Sets()) << loss << testing::PrintToString(sets);
       }
     }
   }
 }
-
-// A row state of all arrays, and where they lie.
-struct States {
-  std::vector<float> values = std::vector<float>(8 * kRows);
-  std::vector<std::int64_t> argmax = std::vector<std::int64_t>(kRows);
-  tileloss_row_state c = init<tileloss_row_state>();
-  States() {
-    c.rows = kRows;
-    float** const arrays[] = {&c.max,           &c.sum,           &c.label_logit,   &c.entropy_sum,
-                              &c.collision_sum, &c.smoothing_sum, &c.allowed_count, &c.allowed_weight};
-    for (std::size_t a = 0; a < 8; ++a) *arrays[a] = values.data() + a * kRows;
-    c.argmax = argmax.data();
-    EXPECT_EQ(tileloss_row_state_set_identity(&c), TILELOSS_OK) << tileloss_last_error();
-  }
-};
 
 TEST(AllowedShards, MergeIntoTheRowsOfTheWholeVocabulary) {
-  constexpr std::int64_t kCut = 512;
+  const Case sets(TILELOSS_FLOAT32);
   for (const bool has_weights : {false, true}) {
-    Case c(TILELOSS_FLOAT32);
-    Floats& x = c.logits;
-    std::vector<float> loss(kRows), whole_loss(kRows), lse(kRows), whole_lse(kRows), mean(kRows), whole_mean(kRows);
-    std::vector<std::int64_t> argmax(kRows), whole_argmax(kRows);
-    auto options = init<tileloss_cross_entropy_options>();
-    tileloss_cross_entropy_options_init(&options);
-    options.reduction = TILELOSS_REDUCTION_NONE;
-    options.label_smoothing = 0.2;
-    const auto args = [&](std::int64_t begin, std::int64_t end) {
-      auto a = init<tileloss_args>();
-      a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
-      if (has_weights) a.class_weights = tileloss_make_vector(c.class_weights.data(), TILELOSS_FLOAT32, kVocab);
-      if (end == begin) return a;
-      a.logits = tileloss_make_matrix(x.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
-      a.allowed = tileloss_make_matrix(c.words.data() + begin / 32, TILELOSS_INT32, kRows, (end - begin + 31) / 32, kWords);
-      return a;
-    };
-    const auto dlogits = [&](Floats& to, std::int64_t begin, std::int64_t end) {
-      return tileloss_make_matrix(to.words.data() + begin, TILELOSS_FLOAT32, kRows, end - begin, kVocab);
-    };
-    const auto vector = [](auto& v, tileloss_dtype t) { return tileloss_make_vector(v.data(), t, kRows); };
-    Floats whole(TILELOSS_FLOAT32, kRows * kVocab);
-    auto a = args(0, kVocab);
-    a.dlogits = dlogits(whole, 0, kVocab);
-    a.loss = vector(whole_loss, TILELOSS_FLOAT32);
-    a.lse = vector(whole_lse, TILELOSS_FLOAT32);
-    a.argmax = vector(whole_argmax, TILELOSS_INT64);
-    if (!has_weights) a.mean_logit = vector(whole_mean, TILELOSS_FLOAT32);
-    ASSERT_EQ(tileloss_cross_entropy_value_and_grad(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
-
-    States all;
-    options.logit.vocab_total = kVocab;
-    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
-      States part;
-      a = args(begin, end);
-      a.row_state = &part.c;
-      options.logit.vocab_start = begin;
-      ASSERT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
-      ASSERT_EQ(tileloss_row_state_merge(&all.c, &part.c), TILELOSS_OK) << tileloss_last_error();
-    }
-    options.logit.vocab_start = 0;
-    a = args(0, 0);
-    a.row_state = &all.c;
-    a.loss = vector(loss, TILELOSS_FLOAT32);
-    a.lse = vector(lse, TILELOSS_FLOAT32);
-    a.argmax = vector(argmax, TILELOSS_INT64);
-    if (!has_weights) a.mean_logit = vector(mean, TILELOSS_FLOAT32);
-    ASSERT_EQ(tileloss_cross_entropy_from_row_state(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
-    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, kCut}, {kCut, kVocab}}) {
-      a = args(begin, end);
-      a.row_state = &all.c;
-      a.dlogits = dlogits(c.dlogits, begin, end);
-      options.logit.vocab_start = begin;
-      ASSERT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_OK) << tileloss_last_error();
-      all.c.allowed_count = nullptr;
-      EXPECT_EQ(tileloss_cross_entropy_backward(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
-      EXPECT_NE(std::string(tileloss_last_error()).find("row_state.allowed_count"), std::string::npos) << tileloss_last_error();
-      all.c.allowed_count = all.values.data() + 6 * kRows;
-    }
-    const auto near = [](float got, float wanted) {
-      return (std::isnan(got) && std::isnan(wanted)) || got == wanted ||
-             std::fabs(got - wanted) <= 2e-5F * std::max(1.0F, std::fabs(wanted));
-    };
-    for (std::size_t i = 0; i < kRows; ++i) {
-      EXPECT_TRUE(near(loss[i], whole_loss[i])) << i << ": " << loss[i] << " " << whole_loss[i];
-      EXPECT_TRUE(near(lse[i], whole_lse[i])) << i << ": " << lse[i] << " " << whole_lse[i];
-      EXPECT_TRUE(near(mean[i], whole_mean[i])) << i << ": " << mean[i] << " " << whole_mean[i];
-      EXPECT_EQ(argmax[i], whole_argmax[i]) << i;
-      for (std::size_t j = 0; j < kVocab; ++j) {
-        const float g = c.dlogits.get(i * kVocab + j), w = whole.get(i * kVocab + j);
-        ASSERT_TRUE(near(g, w)) << i << "," << j << ": " << g << " " << w;
-        ASSERT_EQ(g == 0, w == 0) << i << "," << j;
-      }
-    }
-    options.logit.vocab_start = 40;
-    a = args(kCut, kVocab);
-    EXPECT_EQ(tileloss_cross_entropy(&a, &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
-    EXPECT_EQ(std::string(tileloss_last_error()), "vocab_start: expected a multiple of 32 with allowed, got 40");
+    LogitsCase c({.rows = kRows, .vocab = kVocab, .class_weights = has_weights, .per_row_loss = true, .extra_outputs = true});
+    c.set_allowed(sets.words);
+    const tileloss_cross_entropy_options options{.label_smoothing = 0.2, .reduction = TILELOSS_REDUCTION_NONE};
+    run_sharded("cross_entropy", c.args(), options, {{0, 512}, {512, kVocab - 512}});
+    EXPECT_TRUE(agrees(check_cross_entropy(c, options))) << has_weights;
   }
+}
+
+TEST(AllowedShards, AreRefusedWithoutCountsOrBetweenWords) {
+  LogitsCase c({.rows = 2, .vocab = 64, .loss = false, .row_outputs = false});
+  c.set_allowed({-1, -1, -1, -1});
+  RowStateArrays state(2, 0, true);
+  c.args().row_state = &state.get();
+  const tileloss_matrix dlogits = c.args().dlogits;
+  c.args().dlogits = {};
+  const auto is_refused = [&](tileloss_pass pass, std::int64_t start, const std::string& message) {
+    const auto options = of_shard(cross_entropy_options(), {start, 64}, 128);
+    return refused(tileloss_call("cross_entropy", pass, &c.args(), &options, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT,
+                   message);
+  };
+  EXPECT_TRUE(is_refused(TILELOSS_FORWARD, 40, "vocab_start: expected a multiple of 32 with allowed, got 40"));
+  const auto options = of_shard(cross_entropy_options(), {32, 64}, 128);
+  ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
+  state.get().allowed_count = nullptr;
+  c.args().dlogits = dlogits;
+  EXPECT_TRUE(
+      is_refused(TILELOSS_BACKWARD, 32, "row_state.allowed_count: expected an array, for a shard with allowed, got null"));
 }
 
 TEST(AllowedValidation, NamesWhatIsWrong) {
-  Case c(TILELOSS_FLOAT32);
-  const auto refused = [&](auto&& change, const std::string& message) {
-    auto a = init<tileloss_args>();
-    a.logits = tileloss_make_matrix(c.logits.data(), TILELOSS_FLOAT32, kRows, kVocab, kVocab);
-    a.labels = tileloss_make_vector(c.labels.data(), TILELOSS_INT64, kRows);
-    a.allowed = tileloss_make_matrix(c.words.data(), TILELOSS_INT32, kRows, kWords, kWords);
-    change(a.allowed);
-    EXPECT_EQ(tileloss_logprobs(&a, nullptr, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT);
-    EXPECT_EQ(tileloss_last_error(), message);
+  LogitsCase c({.rows = kRows, .vocab = kVocab, .loss = false, .dlogits = false});
+  c.set_allowed(std::vector<std::int32_t>(kRows * kWords));
+  const auto refused = [&](void (*change)(tileloss_matrix&), const std::string& message) {
+    tileloss_args args = c.args();
+    change(args.allowed);
+    EXPECT_TRUE(test::refused(tileloss_logprobs(&args, nullptr, nullptr, nullptr), TILELOSS_INVALID_ARGUMENT, message));
   };
   refused([](tileloss_matrix& m) { m.dtype = TILELOSS_INT64; }, "allowed.dtype: expected int32, got int64");
   refused([](tileloss_matrix& m) { m.cols = 31; }, "allowed: expected a word for 32 columns of the logits, [12,32], got [12,31]");
@@ -632,22 +436,15 @@ TEST(AllowedValidation, NamesWhatIsWrong) {
 }
 
 TEST(AllowedValidation, StatesWithCountsAndWithoutAreNotMerged) {
-  float numbers[5] = {};
-  auto with = init<tileloss_row_state>();
-  with.rows = 1;
-  with.max = &numbers[0];
-  with.sum = &numbers[1];
-  with.label_logit = &numbers[2];
-  tileloss_row_state without = with;
-  with.allowed_count = &numbers[3];
-  EXPECT_EQ(tileloss_row_state_merge(&with, &without), TILELOSS_INVALID_ARGUMENT);
-  EXPECT_STREQ(tileloss_last_error(), "from.allowed_count: expected an array, as into has one, got none");
-  EXPECT_EQ(tileloss_row_state_merge(&without, &with), TILELOSS_INVALID_ARGUMENT);
-  EXPECT_STREQ(tileloss_last_error(), "from.allowed_count: expected none, as into has none, got an array");
-  without.allowed_count = &numbers[3];
-  without.allowed_weight = &numbers[4];
-  EXPECT_EQ(tileloss_row_state_merge(&with, &without), TILELOSS_INVALID_ARGUMENT);
-  EXPECT_STREQ(tileloss_last_error(), "from.allowed_weight: expected none, as into has none, got an array");
+  RowStateArrays with(1, 0, true), without(1);
+  const auto is_refused = [](RowStateArrays& into, RowStateArrays& from, const std::string& message) {
+    return refused(tileloss_row_state_merge(&into.get(), &from.get()), TILELOSS_INVALID_ARGUMENT, message);
+  };
+  EXPECT_TRUE(is_refused(with, without, "from.allowed_count: expected an array, as into has one, got none"));
+  EXPECT_TRUE(is_refused(without, with, "from.allowed_count: expected none, as into has none, got an array"));
+  RowStateArrays counts(1, 0, true);
+  counts.get().allowed_weight = nullptr;
+  EXPECT_TRUE(is_refused(counts, with, "from.allowed_weight: expected none, as into has none, got an array"));
 }
 
 }  // namespace

@@ -126,6 +126,19 @@ inline testing::AssertionResult runs_value_and_grad(LogitsCase& c, const tilelos
   return runs("cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints);
 }
 
+// In every schedule; the last one's outputs stay.
+inline testing::AssertionResult agrees_in_every_schedule(LogitsCase& c, const tileloss_cross_entropy_options& options,
+                                                         tileloss_plan_options hints = plan_options()) {
+  for (const tileloss_schedule schedule : kSchedules) {
+    hints.cpu.schedule = schedule;
+    c.reset();
+    testing::AssertionResult result = runs_value_and_grad(c, options, hints);
+    if (result) result = agrees(check_cross_entropy(c, options));
+    if (!result) return result << "schedule " << schedule;
+  }
+  return testing::AssertionSuccess();
+}
+
 // The bytes of an output; empty if it is absent.
 inline std::vector<unsigned char> bytes_of(const tileloss_matrix& m) {
   if (m.dtype == TILELOSS_NONE || m.data == nullptr) return {};
@@ -168,14 +181,15 @@ inline testing::AssertionResult same_bits(const std::vector<unsigned char>& a, c
 // The arrays of a row state, all of them, and the struct that points at them. Not to be copied: the struct points into it.
 class RowStateArrays {
  public:
-  // With labels_per_row > 1: label_logits too.
-  explicit RowStateArrays(std::int64_t rows, std::int64_t labels_per_row = 0)
-      : floats_(6, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
+  // With labels_per_row > 1: label_logits too. Of allowed columns: allowed_count and allowed_weight.
+  explicit RowStateArrays(std::int64_t rows, std::int64_t labels_per_row = 0, bool of_allowed = false)
+      : floats_(8, std::vector<float>(static_cast<std::size_t>(rows), -7.0F)), argmax_(static_cast<std::size_t>(rows), -7) {
     state_ = init<tileloss_row_state>();
     state_.rows = rows;
-    float** const arrays[] = {&state_.max,         &state_.sum,           &state_.label_logit,
-                              &state_.entropy_sum, &state_.collision_sum, &state_.smoothing_sum};
-    for (std::size_t i = 0; i < std::size(arrays); ++i) *arrays[i] = floats_[i].data();
+    float** const arrays[] = {&state_.max,           &state_.sum,           &state_.label_logit,   &state_.entropy_sum,
+                              &state_.collision_sum, &state_.smoothing_sum, &state_.allowed_count, &state_.allowed_weight};
+    floats_.resize(of_allowed ? 8 : 6);
+    for (std::size_t i = 0; i < floats_.size(); ++i) *arrays[i] = floats_[i].data();
     state_.argmax = argmax_.data();
     if (labels_per_row < 2) return;
     floats_.emplace_back(static_cast<std::size_t>(rows * labels_per_row), -7.0F);

@@ -133,17 +133,12 @@ TEST_P(Determinism, LogProbabilitiesDoNotDependOnTheOtherOutputs) {
   constexpr std::int64_t kRows = 8 * kLevels;
   for (const double mask : {0.0, -1e30, -std::numeric_limits<double>::infinity()}) {
     if (GetParam() == oracle::NumberFormat::kFloat16 && mask == -1e30) continue;  // has no such number
-    LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
-                 LogitsCase::Open{});
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      for (std::int64_t j = 0; j < kVocab; ++j) {
-        const auto block = static_cast<double>(std::min(j / kBlock - 3, i % 2 == 0 ? kVocab : std::int64_t{0}));
-        const bool is_masked = mask != 0 && (j / kBlock + i) % 3 != 1 && j % 5 == 1;
-        const double step = static_cast<double>((13 * i + (7 + i) * j) % (29 + i % 5)) / 8;
-        c.set_logit(i, j, is_masked ? mask : kSteps[i % kLevels] * block + step - 8.5);
-      }
-    }
-    c.seal();
+    LogitsCase c(spec(kRows, kVocab), [&](std::int64_t i, std::int64_t j) {
+      const auto block = static_cast<double>(std::min(j / kBlock - 3, i % 2 == 0 ? kVocab : std::int64_t{0}));
+      const bool is_masked = mask != 0 && (j / kBlock + i) % 3 != 1 && j % 5 == 1;
+      const double step = static_cast<double>((13 * i + (7 + i) * j) % (29 + i % 5)) / 8;
+      return is_masked ? mask : kSteps[i % kLevels] * block + step - 8.5;
+    });
     for (const double softcap : {0.0, 30.0, 200.0}) {
       tileloss_cross_entropy_options o = options();
       o.logit.softcap = softcap;

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/abi.h"
+
 namespace tileloss::test {
 namespace {
 
@@ -110,22 +112,14 @@ void expect_library_defaults(const char* function) {
   Options filled;
   ASSERT_EQ(tileloss_options_init(function, &filled, sizeof filled), TILELOSS_OK);
   EXPECT_EQ(declared.struct_size, filled.struct_size) << function;
-  tileloss_function_info info;
-  tileloss_function_info_init(&info);
-  std::int64_t fields = 0;
-  for (std::int64_t i = 0; i < tileloss_function_count(); ++i) {
-    ASSERT_EQ(tileloss_get_function_info(i, &info), TILELOSS_OK);
-    if (std::string_view(function) != info.name) continue;
-    for (std::int64_t f = 0; f < info.num_fields; ++f) {
-      const tileloss_field& field = info.fields[f];
-      const std::size_t bytes = field.type == TILELOSS_FIELD_SCALAR ? 16 : field.type == TILELOSS_FIELD_CHOICE ? 4 : 8;
-      const auto* const a = reinterpret_cast<const char*>(&declared) + field.offset;
-      const auto* const b = reinterpret_cast<const char*>(&filled) + field.offset;
-      EXPECT_EQ(std::memcmp(a, b, bytes), 0) << function << "'s " << field.name;
-      ++fields;
-    }
+  const tools::Function described(function);
+  for (const tileloss_field& field : described.fields()) {
+    const std::size_t bytes = field.type == TILELOSS_FIELD_SCALAR ? 16 : field.type == TILELOSS_FIELD_CHOICE ? 4 : 8;
+    const auto* const a = reinterpret_cast<const char*>(&declared) + field.offset;
+    const auto* const b = reinterpret_cast<const char*>(&filled) + field.offset;
+    EXPECT_EQ(std::memcmp(a, b, bytes), 0) << function << "'s " << field.name;
   }
-  EXPECT_GT(fields, 7) << function;
+  EXPECT_GT(described.fields().size(), 7U) << function;
 }
 
 TEST(Options, DefaultsAreThoseOfTheAbi) {

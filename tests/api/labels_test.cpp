@@ -149,25 +149,6 @@ TEST_P(LabelsOf, IgnoredRowsAreNeverReadAndCountNowhere) {
   }
 }
 
-TEST_P(LabelsOf, EveryRowIgnoredGivesZeros) {
-  for (const tileloss_reduction reduction : kReductions) {
-    LogitsCase c({.rows = 5,
-                  .vocab = 40,
-                  .format = GetParam(),
-                  .ignore_prob = 1,
-                  .per_row_loss = reduction == TILELOSS_REDUCTION_NONE,
-                  .extra_outputs = true});
-    const tileloss_cross_entropy_options options{.z_loss = 0.1, .reduction = reduction};
-    ASSERT_TRUE(runs_value_and_grad(c, options));
-    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
-    EXPECT_EQ(float_at(c.args().loss, 0), 0.0F);
-    for (std::int64_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(float_at(c.args().logp, i), 0.0F);
-      EXPECT_EQ(static_cast<const std::int64_t*>(c.args().argmax.data)[i], -1);
-    }
-  }
-}
-
 TEST_P(LabelsOf, NoRowsGiveALossOfZero) {
   for (const tileloss_reduction reduction : kReductions) {
     for (const tileloss_schedule schedule : kSchedules) {

@@ -107,7 +107,7 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
   PairwiseSampler sampler(
       head_factors({{"head_format", {"float32", "bfloat16", "float16"}},
                     {"label_logit", {"0", "25"}},
-                    {"kept", {"all", "0.7", "0.4", "rows", "recompute"}},
+                    {"kept", {"all", "0.7", "0.4", "rows", "recompute", "sweeps"}},
                     {"class_weights", {"no", "yes"}},
                     {"loss_grad", {"absent", "scalar", "per_row", "strided", "broadcast"}},
                     {"outputs", {"none", "all"}},
@@ -138,6 +138,7 @@ TEST_P(RandomLinear, CrossEntropyAgreesForAllPairs) {
     tileloss_plan_options hints = stash_of_columns();
     if (s.is("kept", "rows")) hints.cpu.row_block = 16;
     if (s.is("kept", "recompute")) hints.cpu.schedule = TILELOSS_SCHEDULE_RECOMPUTE;
+    if (s.is("kept", "sweeps")) hints.cpu.schedule = TILELOSS_SCHEDULE_SWEEPS;
     if (s.is("kept", "0.7") || s.is("kept", "0.4")) {
       hints.workspace_bytes = budget_for(run_within(c, options, hints).plan, s.number("kept"));
     }

@@ -2,8 +2,6 @@
 // On cuda: Linear, LinearSizes.
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "tests/api/kept_calls.h"
@@ -109,63 +107,6 @@ TEST(Linear, PoliciesAgreeAtTokenAndAtSequenceLevel) {
       ASSERT_TRUE(runs("linear_policy_loss", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options())) << preset;
       EXPECT_TRUE(agrees(policy.check())) << preset << " " << format_info(format).name;
     }
-  }
-}
-
-// Wrong kernels made of the right one's output: none may pass.
-TEST(Linear, MutantsOfTheKernelsOutputAreRejected) {
-  using Mutant = std::function<double(std::int64_t row, std::int64_t rows, double value)>;
-  const Mutant halved = [](std::int64_t, std::int64_t, double value) { return 0.5 * value; };
-  const Mutant last_tile_dropped = [](std::int64_t row, std::int64_t rows, double value) { return row < rows - 16 ? value : 0; };
-  const Mutant first_chunk_dropped = [](std::int64_t row, std::int64_t, double value) { return row < 8 ? 0 : value; };
-  const Mutant one_row_negated = [](std::int64_t row, std::int64_t, double value) { return row == 40 ? -value : value; };
-  for (const NumberFormat format : {NumberFormat::kBfloat16, NumberFormat::kFloat32}) {
-    for (const auto& which : {&LinearCase::dhidden, &LinearCase::dhead, &LinearCase::dbias}) {
-      for (const Mutant& mutant : {halved, last_tile_dropped, first_chunk_dropped, one_row_negated}) {
-        LinearCase c({.row = {.rows = 64, .vocab = 500, .seed = 15},
-                      .hidden = 48,
-                      .format = format,
-                      .head_format = format,
-                      .dbias = true});
-        const tileloss_cross_entropy_options options = cross_entropy_options();
-        ASSERT_TRUE(value_and_grad_agrees(c, options));
-        GuardedMatrix& gradient = (c.*which)();
-        const oracle::StoredMatrix& view = gradient.view();
-        for (std::int64_t i = 0; i < view.rows; ++i) {
-          for (std::int64_t j = 0; j < view.cols; ++j) gradient.set(i, j, mutant(i, view.rows, view.at(i, j)));
-        }
-        EXPECT_FALSE(agrees(check_linear_cross_entropy(c, options)));
-      }
-    }
-  }
-}
-
-// A kernel told to add that stores instead.
-TEST(Linear, AccumulationThatIsIgnoredIsRejected) {
-  for (const bool dhead : {true, false}) {
-    LinearCase c(
-        {.row = {.rows = 40, .vocab = 300, .seed = 16}, .hidden = 24, .dhead = dhead, .dbias = !dhead, .accumulate = true});
-    const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(value_and_grad_agrees(c, options));
-    c.reset();
-    EXPECT_TRUE(value_and_grad_agrees(c, options));
-    c.reset();
-    ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
-    EXPECT_FALSE(agrees(check_linear_cross_entropy(c, options)));
-  }
-}
-
-TEST(Linear, ThreadsDoNotChangeABit) {
-  std::vector<unsigned char> first;
-  for (const int threads : {1, 2, 3, 16}) {
-    LinearCase c({.row = {.rows = 90, .vocab = 3000, .seed = 14, .ignore_prob = 0.1}, .hidden = 40, .bias = true, .dbias = true});
-    tileloss_plan_options hints = plan_options();
-    hints.cpu.threads = threads;
-    const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, hints));
-    const std::vector<unsigned char> bytes = outputs_of(c.args());
-    if (first.empty()) first = bytes;
-    EXPECT_TRUE(same_bits(first, bytes)) << threads;
   }
 }
 

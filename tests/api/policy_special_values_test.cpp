@@ -152,32 +152,6 @@ TEST(PolicySpecialLogps, NanIsWhereTheOracleHasIt) {
   }
 }
 
-// As docs/users/losses.md has it: rows 4 and 5 are a sequence.
-TEST(PolicySpecialLogps, NanInOldLogpReachesWhatIsMadeOfTheRatio) {
-  const struct {
-    const char* preset;
-    std::int64_t first, last;  // rows of NaN; first > last: none
-  } cases[] = {{"grpo", 5, 5}, {"cispo", 5, 5}, {"sapo", 5, 5}, {"gspo", 4, 5}, {"reinforce", 1, 0}};
-  for (const auto& [preset, first, last] : cases) {
-    Corrupted clean(preset, kNothing), s(preset, kNothing);
-    s.old_logp[kCorrupted] = static_cast<float>(kNan);
-    ASSERT_TRUE(clean.run());
-    ASSERT_TRUE(s.run());
-    for (std::int64_t i = first; i <= last; ++i) {
-      EXPECT_TRUE(std::isnan(s.loss[static_cast<std::size_t>(i)])) << preset;
-      for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_TRUE(std::isnan(s.gradient(i, j))) << preset << " " << i << " " << j;
-    }
-    expect_others_untouched(s, clean, first, last);
-  }
-  Corrupted vespo("vespo", kNothing);  // phi is 0
-  vespo.old_logp[kCorrupted] = static_cast<float>(kNan);
-  ASSERT_TRUE(vespo.run());
-  for (const std::int64_t i : {4, 5}) {
-    EXPECT_EQ(vespo.loss[static_cast<std::size_t>(i)], 0);
-    for (std::int64_t j = 0; j < kVocab; ++j) ASSERT_EQ(vespo.gradient(i, j), 0) << i << " " << j;
-  }
-}
-
 TEST(PolicySpecialLogits, NoRowsAndNoRowInUse) {
   for (const char* preset : {"grpo", "gspo", "vespo", "dapo"}) {
     tileloss_policy_loss_options options;

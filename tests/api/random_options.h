@@ -167,29 +167,14 @@ void set_loss_options(const PairwiseSampler& s, const LogitsCaseSpec& spec, Numb
 
 // Puts options that have no effect beside the choices of others back to their defaults: they would be refused.
 template <class Options>
-void leave_out_without_effect(const char* function, Options& options) {
-  Options defaults;
-  ASSERT_EQ(tileloss_options_init(function, &defaults, sizeof defaults), TILELOSS_OK);
-  const auto at = [](auto& from, const tileloss_field& field) { return reinterpret_cast<std::byte*>(&from) + field.offset; };
-  tileloss_function_info info;
-  tileloss_function_info_init(&info);
-  for (std::int64_t i = 0; i < tileloss_function_count(); ++i) {
-    ASSERT_EQ(tileloss_get_function_info(i, &info), TILELOSS_OK);
-    if (std::string_view(info.name) == function) break;
-  }
-  const std::span fields(info.fields, static_cast<std::size_t>(info.num_fields));
-  for (const tileloss_field& field : fields) {
+void leave_out_without_effect(const char* name, Options& options) {
+  tools::Function function(name, &options);
+  for (const tileloss_field& field : function.fields()) {
     if (field.only_with == nullptr) continue;
-    const std::string_view name = field.only_with;
-    const auto other = std::ranges::find_if(fields, [&](const tileloss_field& one) { return one.name == name; });
-    std::int32_t chosen = 0;
-    std::memcpy(&chosen, at(options, *other), sizeof chosen);
-    if ((field.only_with_choices >> chosen & 1) != 0) continue;
-    const std::size_t size = field.type == TILELOSS_FIELD_SCALAR   ? sizeof(tileloss_scalar)
-                             : field.type == TILELOSS_FIELD_CHOICE ? 4
-                                                                   : 8;
-    std::memcpy(at(options, field), at(defaults, field), size);
+    const auto chosen = static_cast<int>(function.get(field.only_with, 0));
+    if ((field.only_with_choices >> chosen & 1) == 0) function.reset(field.name);
   }
+  std::memcpy(&options, function.options(), sizeof options);
 }
 
 // The divergence has what the label leaves of 1.

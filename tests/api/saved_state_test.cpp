@@ -10,30 +10,6 @@ namespace {
 class SavedState : public testing::TestWithParam<oracle::NumberFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, SavedState, testing::ValuesIn(kFormats), format_name);
 
-TEST_P(SavedState, ForwardThenBackwardAgreesLikeValueAndGrad) {
-  for (const tileloss_cross_entropy_options& options : option_sets()) {
-    for (const bool in_place : {false, true}) {
-      LogitsCase c({.rows = 9,
-                    .vocab = 2500,
-                    .stride_extra = 2,
-                    .format = GetParam(),
-                    .ignore_prob = 0.2,
-                    .token_weights = true,
-                    .loss_grad = Upstream::kScalar,
-                    .extra_outputs = true,
-                    .in_place = in_place});
-      const tileloss_matrix dlogits = c.args().dlogits;
-      RowStateArrays state(9);
-      c.args().row_state = &state.get();
-      c.args().dlogits = {};
-      ASSERT_TRUE(runs("cross_entropy", TILELOSS_FORWARD, c.args(), &options, plan_options()));
-      c.args().dlogits = dlogits;
-      ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, c.args(), &options, plan_options()));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
-    }
-  }
-}
-
 // The three arrays that the header calls required are enough.
 TEST_P(SavedState, MaxSumAndTargetAreEnoughForCrossEntropy) {
   for (const tileloss_cross_entropy_options& options : option_sets()) {
@@ -74,17 +50,6 @@ TEST_P(SavedState, LogprobsWithAnEntropyGradientNeedsTheEntropySumToo) {
   c.args().row_state = &state.get();
   ASSERT_TRUE(runs("logprobs", TILELOSS_BACKWARD, c.args(), &options, plan_options()));
   EXPECT_TRUE(agrees(check_logprobs(c, options)));
-}
-
-TEST_P(SavedState, ABackwardWithoutAStateSweepsForItself) {
-  LogitsCase c({.rows = 5, .vocab = 2500, .format = GetParam(), .ignore_prob = 0.2, .loss = false, .row_outputs = false});
-  for (const tileloss_cross_entropy_options& options : option_sets()) {
-    for (const tileloss_schedule schedule : kSchedules) {
-      c.reset();
-      ASSERT_TRUE(runs("cross_entropy", TILELOSS_BACKWARD, c.args(), &options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
-    }
-  }
 }
 
 // value_and_grad fills a row state as well, with the forward's bits; ignored rows hold the identity.

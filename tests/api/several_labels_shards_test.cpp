@@ -2,9 +2,6 @@
 // On cuda: SeveralLabelsOfShards.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -91,103 +88,25 @@ TEST_P(SeveralLabelsOfShards, OfAHeadTheyAreAsTheOracleHasThem) {
     }
     for (std::int64_t n = 0; n < kShardRows * 40; ++n)
       static_cast<float*>(dhidden.data)[n / 40 * dhidden.row_stride + n % 40] = sum[static_cast<std::size_t>(n)];
-    EXPECT_TRUE(SlotsOracle(c, slots, make_transform(options.logit)).check()) << "softcap " << options.logit.softcap;
+    EXPECT_TRUE(check_slots(c, slots, options)) << "softcap " << options.logit.softcap;
   }
 }
 
-// Sets of allowed columns: row 0 has none, row 3 none in the first shard, row 5 all. Of other rows' labels some are not among
-// them.
-struct Allowed {
-  static constexpr std::int64_t kWords = (kShardVocab + 31) / 32, kCount = 9;
-  static inline const std::vector<Shard> kShards = {{0, 320}, {320, 32}, {352, 648}};
-  std::vector<std::uint32_t> words = std::vector<std::uint32_t>(kShardRows * kWords);
-
-  Allowed() {
-    for (std::size_t n = 0; n < words.size(); ++n) {
-      const std::size_t i = n / kWords, w = n % kWords;
-      words[n] = i == 0 || (i == 3 && w < 10) ? 0 : i == 5 ? ~0U : static_cast<std::uint32_t>(n * 2654435761U);
-    }
+// Row 0 has no allowed column, row 3 none in the first shard, row 5 all. Of other rows' labels some are not among them.
+TEST(SeveralLabelsOfShards, AmongAllowedColumnsAreAsTheOracleHasThem) {
+  constexpr std::size_t kWords = (kShardVocab + 31) / 32;
+  std::vector<std::int32_t> words(kShardRows * kWords);
+  for (std::size_t n = 0; n < words.size(); ++n) {
+    const std::size_t i = n / kWords, w = n % kWords;
+    words[n] = i == 0 || (i == 3 && w < 10) ? 0 : i == 5 ? -1 : static_cast<std::int32_t>(n * 2654435761U);
   }
-  bool has(std::int64_t i, std::int64_t j) const {
-    return (words[static_cast<std::size_t>(i * kWords + j / 32)] >> j % 32 & 1) != 0;
-  }
-  tileloss_args with(tileloss_args args, const Shard& s = {0, kShardVocab}) const {
-    args.allowed = tileloss_make_matrix(words.data() + s.start / 32, TILELOSS_INT32, kShardRows, (s.columns + 31) / 32, kWords);
-    return args;
-  }
-  // `masks`: the other columns are of -inf.
-  SlotsCase make(bool masks = false) const {
-    return {{.rows = kShardRows, .vocab = kShardVocab, .lse_grad = Upstream::kPerRow, .loss = false, .row_outputs = false},
-            kCount,
-            [&](LogitsCase& logits, Slots& slots) {
-              slots.leave_some_empty();
-              for (std::int64_t n = 0; masks && n < kShardRows * kShardVocab; ++n) {
-                const std::int64_t i = n / kShardVocab, j = n % kShardVocab;
-                if (!has(i, j)) logits.set_logit(i, j, -kInfinity);
-              }
-            }};
-  }
-  void run_whole(SlotsCase& c, const tileloss_logprobs_options& options) const {
-    for (const auto& [pass, args] :
-         {std::pair{TILELOSS_FORWARD, c.slots.forward(c.c.args())}, {TILELOSS_BACKWARD, c.slots.backward(c.c.args())}})
-      ASSERT_TRUE(runs("logprobs", pass, with(args), &options, plan_options()));
-  }
-};
-
-void expect_near(const SlotsCase& got, const SlotsCase& wanted, const std::function<bool(std::int64_t, std::int64_t)>& has_dz) {
-  const auto is_near = [](double a, double b) {
-    return a == b || std::fabs(a - b) <= 1e-5 * std::max(1.0, std::fabs(b)) || (std::isnan(a) && std::isnan(b));
-  };
-  for (std::size_t n = 0; n < got.slots.logp.size(); ++n)
-    EXPECT_TRUE(is_near(got.slots.logp[n], wanted.slots.logp[n]))
-        << n << ": " << got.slots.logp[n] << " " << wanted.slots.logp[n];
-  for (std::int64_t i = 0; i < kShardRows; ++i) {
-    for (std::int64_t j = 0; j < kShardVocab; ++j) {
-      const double g = got.c.dlogit(i, j), w = has_dz(i, j) ? wanted.c.dlogit(i, j) : 0;
-      ASSERT_TRUE(is_near(g, w) && (g == 0) == (w == 0)) << i << "," << j << ": " << g << " " << w;
-    }
-  }
-}
-
-// As with -inf in place of the others, but that a label there has no gradient of its own.
-TEST(SeveralLabelsOfShards, AmongAllowedColumnsOfTheWhole) {
-  const Allowed allowed;
   for (const tileloss_logprobs_options& options : options_of_logprobs()) {
-    if (options.logit.softcap > 0) continue;  // to which -inf is a logit like another
-    SlotsCase some = allowed.make(), masked = allowed.make(true);
-    allowed.run_whole(some, options);
-    masked.forward(options);
-    masked.backward(options);
-    expect_near(some, masked, [&](std::int64_t i, std::int64_t j) { return i == 0 || allowed.has(i, j); });
-  }
-}
-
-TEST(SeveralLabelsOfShards, AmongAllowedColumnsGiveWhatTheWholeGives) {
-  const Allowed allowed;
-  for (const tileloss_logprobs_options& options : options_of_logprobs()) {
-    SlotsCase whole = allowed.make(), cut = allowed.make();
-    allowed.run_whole(whole, options);
-    const tileloss_args all = cut.slots.all_passes(cut.c.args());
-    std::vector<float> counts(kShardRows), part_counts(kShardRows);
-    RowStateArrays merged(kShardRows, Allowed::kCount);
-    merged.get().allowed_count = counts.data();
-    ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
-    const auto call = [&](tileloss_pass pass, tileloss_args args, const Shard& s, tileloss_row_state& state) {
-      const tileloss_logprobs_options own = of_shard(options, s);
-      args.row_state = &state;
-      ASSERT_TRUE(runs("logprobs", pass, args, &own, plan_options()));
-    };
-    for (const Shard& s : Allowed::kShards) {
-      RowStateArrays part(kShardRows, Allowed::kCount);
-      part.get().allowed_count = part_counts.data();
-      call(TILELOSS_FORWARD, columns_alone(allowed.with(without_outputs(all), s), s), s, part.get());
-      ASSERT_TRUE(succeeds(tileloss_row_state_merge(&merged.get(), &part.get())));
-    }
-    tileloss_args args = cut.slots.forward(without_outputs(all));
-    args.logits = {};
-    call(TILELOSS_FROM_ROW_STATE, args, {}, merged.get());
-    for (const Shard& s : Allowed::kShards) call(TILELOSS_BACKWARD, columns_alone(allowed.with(all, s), s), s, merged.get());
-    expect_near(cut, whole, [](std::int64_t, std::int64_t) { return true; });
+    SlotsCase c({.rows = kShardRows, .vocab = kShardVocab, .lse_grad = Upstream::kPerRow, .loss = false, .row_outputs = false},
+                9);
+    c.slots.leave_some_empty();
+    c.c.set_allowed(words);
+    run_sharded("logprobs", c.slots.all_passes(c.c.args()), options, {{0, 320}, {320, 32}, {352, 648}});
+    EXPECT_TRUE(c.check(options)) << "softcap " << options.logit.softcap;
   }
 }
 

@@ -26,6 +26,7 @@ inline tileloss_args columns_alone(tileloss_args args, const Shard& s) {
   for (tileloss_matrix* m : {&args.logits, &args.dlogits}) {
     if (m->dtype != TILELOSS_NONE) *m = columns_of(*m, s);
   }
+  if (args.allowed.dtype != TILELOSS_NONE) args.allowed = columns_of(args.allowed, {s.start / 32, (s.columns + 31) / 32});
   return args;
 }
 inline tileloss_args rows_of_head(tileloss_args args, const Shard& s) {
@@ -65,7 +66,7 @@ void merge_states(const char* function, const tileloss_args& all, const Options&
                   const tileloss_plan_options& hints = plan_options()) {
   ASSERT_TRUE(succeeds(tileloss_row_state_set_identity(&merged.get())));
   for (const Shard& s : shards) {
-    RowStateArrays part(merged.get().rows, all.labels_per_row);
+    RowStateArrays part(merged.get().rows, all.labels_per_row, merged.get().allowed_count != nullptr);
     tileloss_args args = cut(without_outputs(all), s);
     args.row_state = &part.get();
     const Options own = of_shard(options, s, vocab);
@@ -82,18 +83,16 @@ void run_sharded(const char* function, const tileloss_args& all, const Options& 
                  const std::function<double(const Shard&)>& weight_of = weight_of_columns,
                  const tileloss_plan_options& hints = plan_options()) {
   const std::int64_t vocab = all.logits.cols;
-  RowStateArrays merged(all.logits.rows, all.labels_per_row);
+  RowStateArrays merged(all.logits.rows, all.labels_per_row, all.allowed.dtype != TILELOSS_NONE);
   ASSERT_NO_FATAL_FAILURE(merge_states(function, all, options, shards, merged, vocab, weight_of, columns_alone, hints));
   tileloss_args args = all;
-  args.logits = args.dlogits = {};
+  args.logits = args.dlogits = args.allowed = {};
   args.logp_grad = args.lse_grad = args.entropy_grad = args.mean_logit_grad = {};
   args.row_state = &merged.get();
   const Options total = of_shard(options, {}, vocab);
   ASSERT_TRUE(runs(function, TILELOSS_FROM_ROW_STATE, args, &total, hints));
   for (const Shard& s : shards) {
-    args = all;
-    args.logits = columns_of(all.logits, s);
-    args.dlogits = columns_of(all.dlogits, s);
+    args = columns_alone(all, s);
     args.row_state = &merged.get();
     const Options own = of_shard(options, s, vocab);
     ASSERT_TRUE(runs(function, TILELOSS_BACKWARD, args, &own, hints));

@@ -1,22 +1,19 @@
-// A test case of logprobs with several labels a row: its slots, beside logits or a head, and their judgement by the oracle, by
-// whose linearity the gradient is the sum of those of one label each.
+// A test case of logprobs with several labels a row: its slots, beside logits or a head, and their judgement by the oracle.
 #ifndef TILELOSS_TESTS_API_SLOTS_CASE_H_
 #define TILELOSS_TESTS_API_SLOTS_CASE_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "judge/gates/error_metric.h"
 #include "tests/api/kept_calls.h"
 
 namespace tileloss::test {
 
 using oracle::NumberFormat;
-using tools::GradientMetric;
 
 inline constexpr std::int64_t kIgnored = -100;
 
@@ -65,40 +62,19 @@ struct Slots {
     return gradient;
   }
 
-  // -1 where all slots are empty.
-  std::int64_t likeliest(std::int64_t i, std::span<const double> logits) const {
-    std::int64_t best = -1;
-    for (std::int64_t k = 0; k < count; ++k) {
-      if (at(i, k) == kIgnored) continue;
-      const auto logit = [&](std::int64_t label) { return logits[static_cast<std::size_t>(label)]; };
-      if (best < 0 || logit(at(i, k)) > logit(best)) best = at(i, k);
-    }
-    return best;
+  // The oracle of a case with these slots in place of its labels.
+  std::unique_ptr<tools::Oracle> oracle(const tileloss_logprobs_options& options, tools::OracleTensors tensors) const {
+    tensors.labels_per_row = count;
+    tensors.logp_grad.assign(logp_grad.begin(), logp_grad.end());
+    return make_logprobs(tools::Function("logprobs", &options), std::move(tensors));
   }
-  // The row's gradient: what its labels give, and what `upstream` has of other outputs. Its logps are judged on the way.
-  oracle::GradientRow gradient(const oracle::Transform& transform, std::span<const double> logits, std::int64_t i,
-                               oracle::RowUpstream upstream, double error_of_z, tools::OutputMetric& logps) const {
-    oracle::GradientRow sum, part;
-    oracle::SoftmaxRow softmax;
-    softmax.compute(transform, logits, likeliest(i, logits));
-    upstream.logp = 0;
-    oracle::logprobs_gradient(softmax, upstream, sum);
-    for (std::int64_t k = 0; k < count; ++k) {
-      const float got = logp[index(i, k)];
-      if (at(i, k) == kIgnored) {
-        EXPECT_EQ(got, 0);
-        continue;
-      }
-      softmax.compute(transform, logits, at(i, k));
-      logps.add(i, got, softmax.outputs().logp, tools::output_magnitudes(softmax, error_of_z)[tools::kLogp]);
-      oracle::logprobs_gradient(softmax, {.logp = logp_grad[index(i, k)]}, part);
-      for (std::size_t j = 0; j < logits.size(); ++j) {
-        sum.gradient[j] += part.gradient[j];
-        sum.magnitude[j] += part.magnitude[j];
-      }
-      sum.scale += part.scale;
-    }
-    return sum;
+  // False where all slots of the row are empty.
+  bool add_to(tools::GivenRow& given) const {
+    given.labels = std::span(labels).subspan(index(given.logits.row, 0), static_cast<std::size_t>(count));
+    const auto used = std::ranges::find_if(given.labels, [](std::int64_t label) { return label >= 0; });
+    if (used == given.labels.end()) return false;
+    given.label = *used;
+    return true;
   }
 
  private:
@@ -130,68 +106,25 @@ struct SlotsCase {
     ASSERT_TRUE(succeeds(tileloss_logprobs_backward(&args, &options, nullptr, nullptr)));
   }
 
-  // Of all rows.
   testing::AssertionResult check(const tileloss_logprobs_options& options) {
-    const oracle::Transform transform = make_transform(options.logit);
-    GradientMetric gradient(c.spec().format);
-    tools::OutputMetric logps("logp");
-    for (std::int64_t i = 0; i < c.spec().rows; ++i) {
-      const std::vector<double> logits = c.logits_row(i);
-      const std::int64_t likeliest = slots.likeliest(i, logits);
-      const auto* const dlogits = static_cast<const char*>(c.args().dlogits.data) +
-                                  i * c.row_stride() * static_cast<std::int64_t>(oracle::format_info(c.spec().format).bytes);
-      if (likeliest < 0) {
-        gradient.add_ignored_row(i, dlogits, c.spec().vocab);
-        for (std::int64_t k = 0; k < slots.count; ++k) EXPECT_EQ(slots.logp[slots.index(i, k)], 0);
-        continue;
+    c.args() = slots.all_passes(c.args());
+    return agrees(check_rows(c, *slots.oracle(options, c.oracle_tensors()), [&](const RowWork& work) {
+      for (std::int64_t i = 0; i < c.spec().rows; ++i) {
+        const std::vector<double> logits = c.logits_row(i);
+        const std::vector<std::uint8_t> allowed = c.allowed().of_row(i, c.valid_columns());
+        tools::GivenRow given{.logits = {.row = i, .logits = logits}, .allowed = allowed};
+        if (slots.add_to(given)) work(given);
       }
-      const oracle::GradientRow sum = slots.gradient(transform, logits, i, c.upstream(i), 0, logps);
-      oracle::SoftmaxRow softmax;
-      softmax.compute(transform, logits, likeliest);
-      gradient.add_row(i, dlogits, c.spec().vocab, tools::make_row_reference(softmax, sum));
-    }
-    std::vector<tools::Gate> gates = gradient.gates();
-    for (const tools::Gate& gate : logps.gates()) gates.push_back(gate);
-    gates.push_back(tools::make_gate("surroundings_written", c.surroundings_intact() ? 0.0 : 1.0, 0.0));
-    return agrees({.gates = gates});
+    }));
   }
 };
 
-// Of a head's rows, whose label is the likeliest.
-class SlotsOracle final : public tools::Oracle {
- public:
-  SlotsOracle(const LinearCase& c, const Slots& slots, const oracle::Transform& transform)
-      : case_(c), slots_(slots), transform_(transform) {}
-  std::unique_ptr<tools::OracleRow> new_row() const override { return std::make_unique<Row>(*this); }
-  double reduce(std::span<const oracle::RowLoss> /*losses*/) const override { return 0; }
-
-  testing::AssertionResult check() {
-    CheckResult result = case_.check(
-        *this, [&](tools::GivenRow& given) { given.label = slots_.likeliest(given.logits.row, given.logits.logits); });
-    for (const tools::Gate& gate : logps_.gates()) result.gates.push_back(gate);
-    return agrees(result);
-  }
-
- private:
-  class Row final : public tools::LabelRow {
-   public:
-    explicit Row(const SlotsOracle& oracle) : LabelRow(oracle.transform_), oracle_(oracle) {}
-    void compute_loss(const oracle::SoftmaxRow& /*softmax*/) override {
-      const std::int64_t i = values_.row;
-      values_.gradient = oracle_.slots_.gradient(oracle_.transform_, given_.logits.logits, i, oracle_.case_.row().upstream(i),
-                                                 values_.error_of_z, oracle_.logps_);
-    }
-    std::vector<std::pair<std::string, double>> terms() const override { return {}; }
-
-   private:
-    const SlotsOracle& oracle_;
-  };
-
-  const LinearCase& case_;
-  const Slots& slots_;
-  oracle::Transform transform_;
-  mutable tools::OutputMetric logps_{"logp"};
-};
+// Of a head's rows.
+inline testing::AssertionResult check_slots(LinearCase& c, Slots& slots, const tileloss_logprobs_options& options) {
+  c.args() = slots.all_passes(c.args());
+  return agrees(c.check(*slots.oracle(options, c.row().oracle_tensors()),
+                        [&](tools::GivenRow& given) { EXPECT_TRUE(slots.add_to(given)); }));
+}
 
 inline std::vector<tileloss_logprobs_options> options_of_logprobs() {
   std::vector<tileloss_logprobs_options> sets(4, logprobs_options());

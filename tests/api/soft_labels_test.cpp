@@ -1,7 +1,7 @@
 // Class probabilities instead of labels, and teachers of which some columns are known, against the oracle: all pairs of options,
-// special values, the LM head, and what is refused.
+// special values, and what is refused.
 // On toy and cuda: SoftLabels, SureSoftLabels, SparseTeachers.
-// On cuda: WantedArguments, WantedOfAHead.
+// On cuda: WantedArguments.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "support/synthetic.h"
 #include "tests/api/random_options.h"
 #include "tests/shared/wanted_case.h"
 
@@ -223,66 +222,6 @@ TEST_P(SparseTeachers, WhoKnowEveryColumnMayHaveMassOutsideThem) {
       EXPECT_EQ(float_at(c.args().loss, 0) == kInf, is_infinite) << "divergence " << kind;
     }
   }
-}
-
-// Logits that a head makes without rounding: each row of hidden is one column of the head. Every third row is not in use.
-TEST(WantedOfAHead, IsWhatTheLogitsGive) {
-  constexpr std::int64_t kRows = 40, kVocab = 700, kHidden = 8, kColumns = 6;
-  std::vector<float> logits(kRows * kVocab), hidden(kRows * kHidden), head(kVocab * kHidden), probs(kRows * kVocab),
-      log_q(kRows * kColumns), dlogits(kRows * kVocab), dhidden(kRows * kHidden), wanted(kRows), loss(kRows);
-  std::vector<std::int32_t> ids(kRows * kColumns), labels(kRows);
-  std::vector<std::uint8_t> mask(kRows);
-  tools::Random random(3, tools::Stream::kLogits, 0);
-  for (float& h : head) h = static_cast<float>(2 * random.next_normal());
-  for (float& q : probs) q = static_cast<float>(random.next_uniform());
-  for (std::int64_t i = 0; i < kRows; ++i) {
-    const auto row = static_cast<std::size_t>(i);
-    hidden[row * kHidden + row % kHidden] = 1;
-    for (std::size_t j = 0; j < kVocab; ++j) logits[row * kVocab + j] = head[j * kHidden + row % kHidden];
-    for (std::size_t k = 0; k < kColumns; ++k) {
-      ids[row * kColumns + k] = static_cast<std::int32_t>(100 * k + row);
-      log_q[row * kColumns + k] = -2 - static_cast<float>(random.next_uniform());
-    }
-    labels[row] = static_cast<std::int32_t>(17 * i);
-    mask[row] = i % 3 != 0 ? 1 : 0;
-  }
-  auto from_logits = init<tileloss_args>();
-  from_logits.labels = view(labels);
-  from_logits.mask = view(mask);
-  tileloss_args from_head = from_logits;
-  from_logits.loss = view(wanted);
-  from_logits.logits = view(logits, kRows, kVocab);
-  from_logits.dlogits = view(dlogits, kRows, kVocab);
-  from_head.loss = view(loss);
-  from_head.hidden = view(hidden, kRows, kHidden);
-  from_head.head = view(head, kVocab, kHidden);
-  from_head.dhidden = view(dhidden, kRows, kHidden);
-  const auto check = [&](const char* name, const void* options) {
-    const std::string linear = std::string("linear_") + name;
-    ASSERT_TRUE(succeeds(tileloss_call(name, TILELOSS_VALUE_AND_GRAD, &from_logits, options, nullptr, nullptr)));
-    ASSERT_TRUE(succeeds(tileloss_call(linear.c_str(), TILELOSS_VALUE_AND_GRAD, &from_head, options, nullptr, nullptr)));
-    EXPECT_EQ(loss, wanted) << name;
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      const auto row = static_cast<std::size_t>(i);
-      EXPECT_EQ(wanted[row] == 0, i % 3 == 0);
-      for (std::size_t h = 0; h < kHidden; ++h) {
-        double sum = 0;
-        for (std::size_t j = 0; j < kVocab; ++j) {
-          sum += static_cast<double>(dlogits[row * kVocab + j]) * static_cast<double>(head[j * kHidden + h]);
-        }
-        EXPECT_NEAR(static_cast<double>(dhidden[row * kHidden + h]), sum, 1e-2) << name << i;
-      }
-    }
-  };
-  from_logits.target_probs = from_head.target_probs = view(probs, kRows, kVocab);
-  const tileloss_soft_cross_entropy_options soft{.label_smoothing = 0.1, .reduction = TILELOSS_REDUCTION_NONE};
-  check("soft_cross_entropy", &soft);
-  from_logits.target_probs = from_head.target_probs = {};
-  from_logits.teacher_ids = from_head.teacher_ids = view(ids, kRows, kColumns);
-  from_logits.teacher_logprobs = from_head.teacher_logprobs = view(log_q, kRows, kColumns);
-  const tileloss_sparse_distillation_options sparse{
-      .divergence = TILELOSS_REVERSE_KL, .reduction = TILELOSS_REDUCTION_NONE, .label_weight = 0.25, .divergence_weight = 0.75};
-  check("sparse_distillation", &sparse);
 }
 
 TEST(WantedArguments, OfClassProbabilitiesThatCannotBeAreNamed) {

@@ -5,6 +5,10 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/api/calls.h"
 
@@ -19,14 +23,10 @@ constexpr std::int64_t kVocab = 200;
 class SpecialValues : public testing::TestWithParam<oracle::NumberFormat> {
  protected:
   // Three rows: plain, special, plain.
-  static std::unique_ptr<LogitsCase> make(const std::function<void(LogitsCase&)>& change, bool class_weights = false) {
-    auto c = std::make_unique<LogitsCase>(LogitsCaseSpec{.rows = 3,
-                                                         .vocab = kVocab,
-                                                         .format = GetParam(),
-                                                         .class_weights = class_weights,
-                                                         .per_row_loss = true,
-                                                         .extra_outputs = true},
-                                          LogitsCase::Open{});
+  static std::unique_ptr<LogitsCase> make(const std::function<void(LogitsCase&)>& change) {
+    auto c = std::make_unique<LogitsCase>(
+        LogitsCaseSpec{.rows = 3, .vocab = kVocab, .format = GetParam(), .per_row_loss = true, .extra_outputs = true},
+        LogitsCase::Open{});
     change(*c);
     c->seal();
     return c;
@@ -39,11 +39,7 @@ class SpecialValues : public testing::TestWithParam<oracle::NumberFormat> {
   // have without the special one.
   static void expect_agreement(LogitsCase& c, const Options& options) {
     const tileloss_matrix dlogits = c.args().dlogits;
-    for (const tileloss_schedule schedule : kSchedules) {
-      c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "schedule " << schedule;
-    }
+    ASSERT_TRUE(agrees_in_every_schedule(c, options));
     RowStateArrays state(3);
     c.reset();
     c.args().row_state = &state.get();
@@ -54,26 +50,21 @@ class SpecialValues : public testing::TestWithParam<oracle::NumberFormat> {
     ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "backward from the saved state";
     c.args().row_state = nullptr;
   }
-  void expect_agreement(const std::function<void(LogitsCase&)>& change, const Options& options) const {
-    const auto c = make(change);
-    expect_agreement(*c, options);
-  }
   static float loss(const LogitsCase& c) { return float_at(c.args().loss, 1); }
 };
 INSTANTIATE_TEST_SUITE_P(Formats, SpecialValues, testing::ValuesIn(kFormats), format_name);
 
-std::vector<Options> transforms(const Options& base) {
-  std::vector<Options> all(4, base);
+std::vector<Options> transforms() {
+  std::vector<Options> all(4, {.reduction = TILELOSS_REDUCTION_NONE});
   all[1].logit.temperature.value = 0.5;
-  all[2].logit.softcap = 20;
+  all[2].logit.softcap = 20;  // +-inf is +-20 then
   all[3].z_loss = 1e-3;
   return all;
 }
 
 // One by one the others' exps are below 2^-126 there; what the gradient at the label is made of, their sum, is not.
 TEST_P(SpecialValues, ALabelFarAboveAllOthersKeepsTheSumOfTheirs) {
-  for (Options options : {cross_entropy_options(), transforms(per_row())[1], transforms(per_row())[3]}) {
-    options.reduction = TILELOSS_REDUCTION_NONE;
+  for (const Options& options : {transforms()[0], transforms()[1], transforms()[3]}) {
     const double temperature = options.logit.temperature.value;
     for (const double gap : {70.0, 86.0, 87.0, 88.0, 90.0, 91.0}) {
       for (const double top : {0.0, 40.0, -30.0}) {
@@ -98,33 +89,66 @@ TEST_P(SpecialValues, ASoftCappedLabelFarAboveAllOthersKeepsTheSumOfTheirs) {
   EXPECT_EQ(c->dlogit(1, label(*c)) < 0, GetParam() != oracle::NumberFormat::kFloat16);
 }
 
-TEST_P(SpecialValues, ANonTargetLogitOfMinusInfinityHasNoGradient) {
-  for (const Options& options : transforms(per_row())) {
-    for (const int how_many : {1, 3, 199}) {
-      const auto c = make([&](LogitsCase& l) {
-        for (std::int64_t j = 0, set = 0; j < kVocab && set < how_many; ++j) {
-          const std::int64_t column = (other(l) + j) % kVocab;
-          if (column == label(l)) continue;
-          l.set_logit(1, column, -kInf);
-          ++set;
-        }
-      });
-      expect_agreement(*c, options);
-      EXPECT_TRUE(std::isfinite(loss(*c)));
-      EXPECT_EQ(c->dlogit(1, other(*c)), 0.0);
+// The oracle's values of them by hand: oracle/oracle_values_test.cpp.
+TEST_P(SpecialValues, AreWhereTheOracleHasThem) {
+  const auto set = [](double value) { return [=](LogitsCase& l) { l.set_logit(1, label(l), value); }; };
+  const auto set_other = [](double value) { return [=](LogitsCase& l) { l.set_logit(1, other(l), value); }; };
+  const auto set_others = [](int how_many) {
+    return [=](LogitsCase& l) {
+      for (std::int64_t j = 0, done = 0; j < kVocab && done < how_many; ++j) {
+        const std::int64_t column = (other(l) + j) % kVocab;
+        if (column == label(l)) continue;
+        l.set_logit(1, column, -kInf);
+        ++done;
+      }
+    };
+  };
+  const auto set_all = [](LogitsCase& l) {
+    for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, -kInf);
+  };
+  const auto and_minus = [](const auto& change) {
+    return [=](LogitsCase& l) {
+      change(l);
+      l.set_logit(1, (label(l) + 3) % kVocab, -kInf);
+    };
+  };
+  const auto nan_at = [](std::int64_t column) { return [=](LogitsCase& l) { l.set_logit(1, column, kNan); }; };
+  const std::vector<std::pair<const char*, std::function<void(LogitsCase&)>>> changes = {
+      {"another logit of -inf", set_others(1)},
+      {"three other logits of -inf", set_others(3)},
+      {"all other logits of -inf", set_others(199)},
+      {"a label's logit of -inf", set(-kInf)},
+      {"a row of -inf", set_all},
+      {"a label's logit of +inf", set(kInf)},
+      {"a label's logit of +inf, another of -inf", and_minus(set(kInf))},
+      {"another logit of +inf", set_other(kInf)},
+      {"another logit of +inf, a third of -inf", and_minus(set_other(kInf))},
+      {"a label's logit of NaN", set(kNan)},
+      {"another logit of NaN, the label's of +inf",
+       [&](LogitsCase& l) {
+         set(kInf)(l);
+         set_other(kNan)(l);
+       }},
+      {"the first logit of NaN", nan_at(0)},
+      {"the last logit of NaN", nan_at(kVocab - 1)},
+      {"a logit of NaN beside one of -inf",
+       [&](LogitsCase& l) {
+         nan_at(64)(l);
+         l.set_logit(1, 63, -kInf);
+       }},
+  };
+  // Weights of 0 (1 - s = 0, zeta = 0) do not hide a NaN in a used row: 0 * NaN is NaN.
+  std::vector<Options> all = transforms();
+  all.push_back({.label_smoothing = 0.2, .reduction = TILELOSS_REDUCTION_NONE});
+  all.push_back({.label_smoothing = 1, .reduction = TILELOSS_REDUCTION_NONE});
+  all.push_back(all.back());
+  all.back().logit.softcap = 0.01;
+  for (const auto& [name, change] : changes) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(name + (", options " + std::to_string(i)));
+      expect_agreement(*make(change), all[i]);
     }
   }
-}
-
-TEST_P(SpecialValues, WithSmoothingItMakesTheLossInfiniteAndKeepsItsUniformGradient) {
-  Options options = per_row();
-  options.label_smoothing = 0.2;
-  const auto c = make([](LogitsCase& l) { l.set_logit(1, other(l), -kInf); });
-  expect_agreement(*c, options);
-  EXPECT_EQ(loss(*c), static_cast<float>(kInf));
-  EXPECT_NEAR(c->dlogit(1, other(*c)), -0.2 / kVocab, 1e-5);
-  options.label_smoothing = 1;
-  expect_agreement([](LogitsCase& l) { l.set_logit(1, other(l), -kInf); }, options);
 }
 
 TEST_P(SpecialValues, WithSmoothingAndAClassWeightOfZeroTheLossIsNan) {
@@ -149,27 +173,7 @@ TEST_P(SpecialValues, WithSmoothingAndAClassWeightOfZeroTheLossIsNan) {
   }
 }
 
-TEST_P(SpecialValues, ATargetLogitOfMinusInfinityMakesTheLossInfinite) {
-  for (const Options& options : transforms(per_row())) {
-    const auto c = make([](LogitsCase& l) { l.set_logit(1, label(l), -kInf); });
-    expect_agreement(*c, options);
-    if (options.logit.softcap > 0) {
-      EXPECT_TRUE(std::isfinite(loss(*c)));
-      continue;
-    }
-    EXPECT_EQ(loss(*c), static_cast<float>(kInf));
-    EXPECT_EQ(float_at(c->args().logp, 1), static_cast<float>(-kInf));
-    EXPECT_NEAR(c->dlogit(1, label(*c)), -1.0 / options.logit.temperature.value, 0.01);
-  }
-}
-
 TEST_P(SpecialValues, ATargetLogitOfMinusInfinityWithoutAnyWeightMakesTheLossNan) {
-  Options options = per_row();
-  options.label_smoothing = 1;
-  const auto smoothed = make([](LogitsCase& l) { l.set_logit(1, label(l), -kInf); });
-  expect_agreement(*smoothed, options);
-  EXPECT_TRUE(std::isnan(loss(*smoothed)));
-
   const auto weighted = make([](LogitsCase& l) { l.set_logit(1, label(l), -kInf); });
   weighted->args().mean_logit = {};
   std::vector<float> weights(kVocab, 1.0F);
@@ -189,67 +193,6 @@ TEST_P(SpecialValues, ALabelWithoutClassWeightHasNoLossAndNoGradient) {
   ASSERT_TRUE(runs_value_and_grad(*c, per_row()));
   EXPECT_EQ(loss(*c), 0.0F);
   for (std::int64_t j = 0; j < kVocab; ++j) EXPECT_EQ(c->dlogit(1, j), 0.0);
-}
-
-TEST_P(SpecialValues, ARowOfMinusInfinityHasNoDistribution) {
-  for (const Options& options : transforms(per_row())) {
-    const auto c = make([](LogitsCase& l) {
-      for (std::int64_t j = 0; j < kVocab; ++j) l.set_logit(1, j, -kInf);
-    });
-    expect_agreement(*c, options);
-    if (options.logit.softcap > 0) continue;  // all logits are -20: a uniform distribution
-    EXPECT_TRUE(std::isnan(loss(*c)));
-    EXPECT_EQ(float_at(c->args().lse, 1), static_cast<float>(-kInf));
-    for (std::int64_t j = 0; j < kVocab; ++j) EXPECT_TRUE(std::isnan(c->dlogit(1, j)));
-  }
-}
-
-TEST_P(SpecialValues, AnyPlusInfinityHasNoDistribution) {
-  for (const Options& options : transforms(per_row())) {
-    for (const bool at_label : {false, true}) {
-      for (const bool also_minus : {false, true}) {
-        const auto c = make([&](LogitsCase& l) {
-          l.set_logit(1, at_label ? label(l) : other(l), kInf);
-          if (also_minus) l.set_logit(1, (label(l) + 3) % kVocab, -kInf);
-        });
-        expect_agreement(*c, options);
-        if (options.logit.softcap > 0) continue;  // +inf is +20
-        EXPECT_TRUE(std::isnan(loss(*c)));
-        EXPECT_EQ(float_at(c->args().lse, 1), static_cast<float>(kInf));
-        for (std::int64_t j = 0; j < kVocab; ++j) EXPECT_TRUE(std::isnan(c->dlogit(1, j)));
-      }
-    }
-  }
-}
-
-TEST_P(SpecialValues, ANanAnywhereMakesTheRowNan) {
-  for (const Options& options : transforms(per_row())) {
-    for (const int where : {0, 1, 2, 3, 4}) {
-      const auto c = make([&](LogitsCase& l) {
-        const std::int64_t column = where == 0 ? label(l) : where == 1 ? other(l) : where == 2 ? 0 : where == 3 ? kVocab - 1 : 64;
-        l.set_logit(1, column, kNan);
-        if (where == 1) l.set_logit(1, label(l), kInf);
-        if (where == 4) l.set_logit(1, 63, -kInf);
-      });
-      expect_agreement(*c, options);
-      for (const tileloss_vector* v : {&c->args().loss, &c->args().logp, &c->args().lse, &c->args().entropy,
-                                       &c->args().log_sum_sq_probs, &c->args().mean_logit}) {
-        EXPECT_TRUE(std::isnan(float_at(*v, 1)));
-      }
-      EXPECT_EQ(static_cast<const std::int64_t*>(c->args().argmax.data)[1], -1) << where;
-      for (std::int64_t j = 0; j < kVocab; ++j) EXPECT_TRUE(std::isnan(c->dlogit(1, j)));
-    }
-  }
-}
-
-// Weights of 0 (1 - s = 0, c_y = 0, zeta = 0) do not hide a NaN in a used row: 0 * NaN is NaN, as in the oracle.
-TEST_P(SpecialValues, ANanUnderASaturatedSoftcapOrFullSmoothingIsStillNan) {
-  Options options = per_row();
-  options.label_smoothing = 1;
-  options.logit.softcap = 0.01;
-  const auto c = make([](LogitsCase& l) { l.set_logit(1, label(l), kNan); });
-  expect_agreement(*c, options);
-  EXPECT_TRUE(std::isnan(loss(*c)));
 }
 
 TEST_P(SpecialValues, OtherRowsAreUntouched) {

@@ -42,28 +42,17 @@ testing::AssertionResult rounds_as_oracle(float x) {
   return testing::AssertionFailure() << "from " << std::hexfloat << x << ": " << std::hex << stored.bits << ", not " << expected;
 }
 
-TYPED_TEST(HalfFormat, ReadsEveryPatternAsTheOracleDoes) {
+TYPED_TEST(HalfFormat, ReadsEveryPatternAsTheOracleDoesAndStoresItAgain) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float value = to_float(TypeParam{static_cast<std::uint16_t>(bits)});
     const double expected = oracle::decode(kFormatOf<TypeParam>, bits);
+    const TypeParam after = from_float<TypeParam>(value);
     if (std::isnan(expected)) {
-      EXPECT_TRUE(std::isnan(value)) << std::hex << bits;
+      EXPECT_TRUE(std::isnan(value) && std::isnan(to_float(after))) << std::hex << bits;
     } else {
       EXPECT_EQ(static_cast<double>(value), expected) << std::hex << bits;
-      EXPECT_EQ(std::signbit(value), (bits & 0x8000U) != 0) << std::hex << bits;
-    }
-  }
-}
-
-TYPED_TEST(HalfFormat, EveryPatternSurvivesTheRoundTrip) {
-  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    const TypeParam before{static_cast<std::uint16_t>(bits)};
-    const float value = to_float(before);
-    const TypeParam after = from_float<TypeParam>(value);
-    if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(to_float(after))) << std::hex << bits;
-    } else {
       EXPECT_EQ(after.bits, bits);
+      EXPECT_EQ(std::signbit(value), (bits & 0x8000U) != 0) << std::hex << bits;
     }
   }
 }
@@ -106,31 +95,6 @@ TYPED_TEST(HalfFormat, KeepsNansInfinitiesAndSignedZeros) {
   EXPECT_EQ(from_float<TypeParam>(0.0F).bits, 0);
   EXPECT_EQ(from_float<TypeParam>(-0.0F).bits, 0x8000);
   EXPECT_EQ(to_float(from_float<TypeParam>(std::numeric_limits<float>::max())), kInf);
-}
-
-TEST(Float16, SubnormalsRoundInStepsOfTwoToTheMinus24) {
-  EXPECT_EQ(from_float<Float16>(0x1p-24F).bits, 1);
-  EXPECT_EQ(from_float<Float16>(0x1p-25F).bits, 0);  // a tie: to even
-  EXPECT_EQ(from_float<Float16>(0x1.000002p-25F).bits, 1);
-  EXPECT_EQ(from_float<Float16>(0x1.8p-24F).bits, 2);         // a tie: to even
-  EXPECT_EQ(from_float<Float16>(0x1.ffcp-15F).bits, 0x0400);  // a tie between the largest subnormal and the smallest normal
-  EXPECT_EQ(from_float<Float16>(0x1.ff8p-15F).bits, 0x03ff);
-  EXPECT_EQ(from_float<Float16>(-0x1p-149F).bits, 0x8000);
-  EXPECT_EQ(to_float(Float16{0x0001}), 0x1p-24F);
-  EXPECT_EQ(to_float(Float16{0x03ff}), 0x1.ff8p-15F);
-}
-
-TEST(Float16, OverflowsAt65520) {
-  EXPECT_EQ(from_float<Float16>(65504.0F).bits, 0x7bff);
-  EXPECT_EQ(from_float<Float16>(65519.0F).bits, 0x7bff);
-  EXPECT_EQ(from_float<Float16>(65520.0F).bits, 0x7c00);
-}
-
-TEST(Bfloat16, KeepsFloat32Subnormals) {
-  EXPECT_EQ(from_float<Bfloat16>(0x1p-133F).bits, 1);
-  EXPECT_EQ(from_float<Bfloat16>(0x1p-134F).bits, 0);
-  EXPECT_EQ(from_float<Bfloat16>(0x1.8p-133F).bits, 2);
-  EXPECT_EQ(to_float(Bfloat16{0x0001}), 0x1p-133F);
 }
 
 TEST(Float32, IsStoredAsItIs) {

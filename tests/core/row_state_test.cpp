@@ -64,31 +64,28 @@ WeightedState join(const WeightedState& a, const WeightedState& b) {
   return {merge(a.state, a.weight, b.state, b.weight), a.weight + b.weight};
 }
 
-testing::AssertionResult same_bits(const RowState& a, const RowState& b) {
-  const auto same = [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); };
-  if (same(a.max, b.max) && same(a.sum, b.sum) && same(a.label_logit, b.label_logit) && same(a.entropy_sum, b.entropy_sum) &&
-      same(a.collision_sum, b.collision_sum) && same(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
-    return testing::AssertionSuccess();
-  }
-  return testing::AssertionFailure() << "max " << a.max << " " << b.max << ", sum " << a.sum << " " << b.sum << ", target "
-                                     << a.label_logit << " " << b.label_logit << ", entropy " << a.entropy_sum << " "
-                                     << b.entropy_sum << ", collision " << a.collision_sum << " " << b.collision_sum
-                                     << ", smoothing " << a.smoothing_sum << " " << b.smoothing_sum << ", argmax " << a.argmax
-                                     << " " << b.argmax;
-}
+// All numbers but the maximum and the index.
+constexpr std::array kSums = {&RowState::sum, &RowState::entropy_sum, &RowState::collision_sum, &RowState::smoothing_sum};
 
-// Within a few units in the last place: each merge rounds its sums once to float32.
+// Within so many units in the last place: each merge rounds its sums once to float32. 0: the same bits.
 testing::AssertionResult nearly(const RowState& a, const RowState& b, double ulps = 4) {
-  const auto near = [&](float x, float y) {
-    if (std::isnan(x) || std::isinf(x)) return x == y || (std::isnan(x) && std::isnan(y));
-    return std::fabs(static_cast<double>(x) - y) <= ulps * 0x1p-23 * std::max(std::fabs(x), std::fabs(y));
+  const auto near = [](float x, float y, double units) {
+    if (x == y || (std::isnan(x) && std::isnan(y))) return true;
+    if (!std::isfinite(x) || !std::isfinite(y)) return false;
+    return std::fabs(static_cast<double>(x) - y) <= units * 0x1p-23 * std::max(std::fabs(x), std::fabs(y));
   };
-  if (a.max == b.max && near(a.sum, b.sum) && (a.label_logit == b.label_logit) && near(a.entropy_sum, b.entropy_sum) &&
-      near(a.collision_sum, b.collision_sum) && near(a.smoothing_sum, b.smoothing_sum) && a.argmax == b.argmax) {
-    return testing::AssertionSuccess();
-  }
-  return same_bits(a, b);
+  auto failure = testing::AssertionFailure();
+  failure << "argmax " << a.argmax << " " << b.argmax;
+  bool is_near = a.argmax == b.argmax;
+  const auto expect = [&](float RowState::*member, double units) {
+    is_near = near(a.*member, b.*member, units) && is_near;
+    failure << ", " << a.*member << " " << b.*member;
+  };
+  for (const auto member : {&RowState::max, &RowState::label_logit}) expect(member, 0);
+  for (const auto member : kSums) expect(member, ulps);
+  return is_near ? testing::AssertionSuccess() : failure;
 }
+testing::AssertionResult same_bits(const RowState& a, const RowState& b) { return nearly(a, b, 0); }
 
 std::vector<float> draw(std::uint64_t seed, std::int64_t count, double std_dev) {
   tools::Random random(seed, tools::Stream::kLogits, 0);
@@ -184,12 +181,8 @@ TEST(RowStateMerge, NanInEitherArgumentSurvives) {
   const RowState nan = state_of({kNan, 1}, 0, 9).state;
   for (const WeightedState& other : interesting_states()) {
     for (const RowState& r : {merge(nan, 2, other.state, other.weight), merge(other.state, other.weight, nan, 2)}) {
-      EXPECT_TRUE(std::isnan(r.max));
-      EXPECT_TRUE(std::isnan(r.sum));
-      EXPECT_TRUE(std::isnan(r.label_logit));
-      EXPECT_TRUE(std::isnan(r.entropy_sum));
-      EXPECT_TRUE(std::isnan(r.collision_sum));
-      EXPECT_TRUE(std::isnan(r.smoothing_sum));
+      EXPECT_TRUE(std::isnan(r.max) && std::isnan(r.label_logit));
+      for (const auto sum : kSums) EXPECT_TRUE(std::isnan(r.*sum));
       EXPECT_EQ(r.argmax, -1);
     }
   }
@@ -199,12 +192,9 @@ TEST(RowStateMerge, NanInEitherArgumentSurvives) {
 TEST(RowStateMerge, NanInOneMemberSurvives) {
   const WeightedState other = state_of({1, 2, 3}, 0, 1);
   WeightedState odd = state_of({4, 5}, 3, 9);
-  odd.state.sum = odd.state.entropy_sum = odd.state.collision_sum = odd.state.smoothing_sum = kNan;
+  for (const auto sum : kSums) odd.state.*sum = kNan;
   for (const RowState& r : {join(odd, other).state, join(other, odd).state}) {
-    EXPECT_TRUE(std::isnan(r.sum));
-    EXPECT_TRUE(std::isnan(r.entropy_sum));
-    EXPECT_TRUE(std::isnan(r.collision_sum));
-    EXPECT_TRUE(std::isnan(r.smoothing_sum));
+    for (const auto sum : kSums) EXPECT_TRUE(std::isnan(r.*sum));
   }
   odd = state_of({4, 5}, 3, 3);
   odd.state.label_logit = kNan;

@@ -14,11 +14,9 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __align__(n) __attribute__((aligned(n)))
 
 // A block's own, 0xff at first, at the same place for all who come here; the key is the function's (a template's instance's) own.
 #define TILELOSS_SHARED(type, name)     \
@@ -29,7 +27,6 @@
 // Of the thread that runs.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 namespace cuda_on_host {
 
@@ -45,10 +42,8 @@ void sync_cluster(Place at);
 // In two parts: they meet at the one or at the other, as chance has it for the cluster.
 void arrive_at_cluster(Place at);
 void wait_for_cluster(Place at);
-// The lanes of the mask come to the same place. No fence for memory but in sync_warp, as on the device.
-void sync_warp(unsigned mask, Place at);
+// The lanes of the mask come to the same place. No fence for memory, as on the device.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane, Place at);
-unsigned ballot(unsigned mask, bool value, Place at);
 unsigned lane();
 
 // Every thread of a kernel comes here, before it reads or writes what the wrappers below count.
@@ -98,42 +93,13 @@ T shuffle(unsigned mask, T value, unsigned source_lane, Place at) {
 }  // namespace cuda_on_host
 
 inline void __syncthreads(cuda_on_host::Place at = cuda_on_host::Place::current()) { cuda_on_host::sync_block(at); }
-inline void __syncwarp(unsigned mask = ~0u, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  cuda_on_host::sync_warp(mask, at);
-}
-
-// Lanes are exchanged within groups of `width`, a power of two; whose source is in no group of its reach keeps its own value.
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  const unsigned in_group = static_cast<unsigned>(width) - 1;
-  return cuda_on_host::shuffle(mask, value, (cuda_on_host::lane() & ~in_group) | (static_cast<unsigned>(source) & in_group), at);
-}
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  const unsigned lane = cuda_on_host::lane(), source = lane ^ static_cast<unsigned>(flip);
-  return cuda_on_host::shuffle(mask, value, source > (lane | (static_cast<unsigned>(width) - 1)) ? lane : source, at);
-}
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  const unsigned lane = cuda_on_host::lane(), source = lane + by;
-  return cuda_on_host::shuffle(mask, value, source > (lane | (static_cast<unsigned>(width) - 1)) ? lane : source, at);
-}
-inline unsigned __ballot_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  return cuda_on_host::ballot(mask, value != 0, at);
-}
-inline int __any_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  return cuda_on_host::ballot(mask, value != 0, at) != 0;
-}
-inline int __all_sync(unsigned mask, int value, cuda_on_host::Place at = cuda_on_host::Place::current()) {
-  return cuda_on_host::ballot(mask, value != 0, at) == mask;
+T __shfl_xor_sync(unsigned mask, T value, int flip, cuda_on_host::Place at = cuda_on_host::Place::current()) {
+  return cuda_on_host::shuffle(mask, value, cuda_on_host::lane() ^ static_cast<unsigned>(flip), at);
 }
 
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
-template <class T>
-T __ldg(const T* at) {
-  return *at;
-}
 inline int atomicExch(int* at, int value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
 template <class T>
 T atomicAdd(T* at, T value) {
@@ -154,7 +120,6 @@ inline int atomicExch_system(int* at, int value) {
   cuda_on_host::publish();
   return atomicExch(at, value);
 }
-inline int atomicOr_system(int* at, int value) { return atomicOr(at, value); }
 inline void __threadfence() {}
 inline void __threadfence_system() { cuda_on_host::fence(); }
 

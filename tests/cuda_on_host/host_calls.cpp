@@ -28,7 +28,6 @@ struct CUevent_st {
   std::shared_ptr<Queue> queue;  // null: never recorded
   std::uint64_t number = 0;
   std::shared_ptr<Graph> graph;  // recorded in a capture
-  bool is_timed = true;
   std::shared_ptr<std::optional<std::chrono::steady_clock::time_point>> reached;
 };
 struct CUctx_st {
@@ -119,8 +118,6 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
-    case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorDevicesUnavailable: return "cudaErrorDevicesUnavailable";
     case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
@@ -138,8 +135,6 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorCompatNotSupportedOnDevice: return "cudaErrorCompatNotSupportedOnDevice";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
-    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
     case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
     case cudaErrorInvalidClusterSize: return "cudaErrorInvalidClusterSize";
   }
@@ -147,7 +142,6 @@ const char* cudaGetErrorName(cudaError_t error) {
 }
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = devices().properties.driver;
@@ -179,20 +173,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   const cuda_on_host::Properties& properties = devices().properties;
   if (!is_device(device)) return say(properties.devices == 0 ? cudaErrorNoDevice : cudaErrorInvalidDevice);
   switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; return cudaSuccess;
-    case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount: *value = properties.multiprocessors; return cudaSuccess;
     case cudaDevAttrL2CacheSize: *value = properties.l2_bytes; return cudaSuccess;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: *value = properties.compute_capability / 10; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor: *value = properties.compute_capability % 10; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = properties.shared_bytes_of_multiprocessor; return cudaSuccess;
     case cudaDevAttrPageableMemoryAccess: *value = properties.reads_pageable_memory; return cudaSuccess;
     case cudaDevAttrPageableMemoryAccessUsesHostPageTables: *value = properties.uses_host_page_tables; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = properties.shared_bytes_of_block; return cudaSuccess;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1 << 10; return cudaSuccess;
-    case cudaDevAttrClusterLaunch: *value = properties.compute_capability >= 90 ? 1 : 0; return cudaSuccess;
   }
   return say(cudaErrorInvalidValue);
 }
@@ -219,7 +206,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   *stream = new CUstream_st{devices().add_queue(cuda_on_host::current_device(), flags != cudaStreamNonBlocking)};
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Lock lock(devices().mutex);
   delete stream;
@@ -233,39 +219,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   devices().finish(*queue);
   return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  const Lock lock(devices().mutex);
-  const auto queue = queue_of(stream);
-  if (queue->graph != nullptr) {
-    queue->graph->is_valid = false;
-    return say(cudaErrorStreamCaptureUnsupported);
-  }
-  if (queue->steps.empty()) return cudaSuccess;
-  devices().finish_one(*queue);
-  return cudaErrorNotReady;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
-  const Lock lock(devices().mutex);
-  const auto queue = queue_of(stream);
-  if (event->graph != nullptr) {  // of a capture: the stream takes part in it
-    if (queue->graph == event->graph) return cudaSuccess;
-    if (queue->graph != nullptr || queue->is_default) return say(cudaErrorStreamCaptureUnsupported);
-    queue->graph = event->graph;
-    queue->graph->queues.push_back(queue);
-    return cudaSuccess;
-  }
-  if (event->queue == nullptr) return cudaSuccess;
-  Step step;
-  step.after = event->queue, step.after_number = event->number;
-  return say(devices().give(queue, std::move(step)));
-}
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = new CUevent_st;
-  (*event)->is_timed = (flags & cudaEventDisableTiming) == 0;
   return cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(devices().mutex);
   const auto queue = queue_of(stream);
@@ -284,17 +242,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (event->queue != nullptr) devices().finish(*event->queue, event->number);
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const Lock lock(devices().mutex);
-  if (event->queue == nullptr) return cudaSuccess;
-  if (event->queue->steps.empty() || event->queue->steps.front().number > event->number) return cudaSuccess;
-  devices().finish_one(*event->queue);
-  return cudaErrorNotReady;
-}
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   const Lock lock(devices().mutex);
   for (const cudaEvent_t event : {begin, end}) {
-    if (event->queue == nullptr || event->graph != nullptr || !event->is_timed) return say(cudaErrorInvalidResourceHandle);
+    if (event->queue == nullptr || event->graph != nullptr) return say(cudaErrorInvalidResourceHandle);
   }
   if (!begin->reached->has_value() || !end->reached->has_value()) return say(cudaErrorNotReady);
   *milliseconds = std::chrono::duration<float, std::milli>(**end->reached - **begin->reached).count();
@@ -323,7 +274,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   const auto queue = queue_of(stream);
   if (queue->is_default || queue->graph != nullptr) return say(cudaErrorStreamCaptureUnsupported);
   queue->graph = std::make_shared<Graph>();
-  queue->graph->queues.push_back(queue);
   queue->graph->mode = mode;
   return cudaSuccess;
 }
@@ -333,9 +283,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const auto queue = queue_of(stream);
   const std::shared_ptr<Graph> captured = queue->graph;
   if (captured == nullptr) return say(cudaErrorInvalidValue);
-  if (captured->queues.front() != queue) return say(cudaErrorStreamCaptureUnmatched);
-  for (const auto& each : captured->queues) each->graph = nullptr;
-  captured->queues.clear();
+  queue->graph = nullptr;
   if (!captured->is_valid) return say(cudaErrorStreamCaptureInvalidated);
   *graph = new CUgraph_st{captured};
   return cudaSuccess;

@@ -160,13 +160,6 @@ cudaError_t cudaFreeHost(void* data) {
   std::free(data);
   return cudaSuccess;
 }
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {
-  const Lock lock(devices().mutex);
-  const auto* const piece = devices().find(host);
-  if (piece == nullptr || !piece->second.is_host) return say(cudaErrorInvalidValue);
-  *device = on_device(piece->second, host);
-  return cudaSuccess;
-}
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   const Lock lock(devices().mutex);

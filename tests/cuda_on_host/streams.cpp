@@ -94,7 +94,6 @@ void Devices::finish_first(Queue& queue) {
   } else if (queue.waits_for_default) {
     finish(*own.default_queue, step.number);
   }
-  if (step.after != nullptr) finish(*step.after, step.after_number);
   if (step.work != nullptr) with_memory(step.devices, step.work);
 }
 
@@ -103,10 +102,6 @@ void Devices::finish(Queue& queue, std::uint64_t up_to) {
   with_memory(1u << queue.device, [&] {
     while (!queue.steps.empty() && queue.steps.front().number <= up_to) finish_first(queue);
   });
-}
-
-void Devices::finish_one(Queue& queue) {
-  if (!queue.steps.empty()) finish(queue, queue.steps.front().number);
 }
 
 void Devices::finish_device(int index) {

@@ -17,19 +17,14 @@
 
 namespace cuda_on_host {
 
-struct Queue;
-
 struct Step {
-  std::function<void()> work;    // may be empty
-  unsigned devices = 0;          // whose memory it may touch, a bit each
-  std::shared_ptr<Queue> after;  // first all of this queue up to its number
-  std::uint64_t after_number = 0;
-  std::uint64_t number = 0;  // in the order of all calls
+  std::function<void()> work;  // may be empty
+  unsigned devices = 0;        // whose memory it may touch, a bit each
+  std::uint64_t number = 0;    // in the order of all calls
 };
 
 struct Graph {
   std::vector<Step> steps;
-  std::vector<std::shared_ptr<Queue>> queues;  // that are captured: the first began it
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool is_valid = true;
 };
@@ -68,7 +63,6 @@ class Devices {
   void finish(Queue& queue, std::uint64_t up_to);
   void finish(Queue& queue) { finish(queue, calls_); }
   void finish_device(int index);
-  void finish_one(Queue& queue);
   std::uint64_t calls() const { return calls_; }
   // Anything that a capture under way forbids to a thread whose mode is not relaxed; ends it.
   bool forbidden_by_capture();

@@ -38,7 +38,6 @@ namespace cuda_on_host {
 namespace {
 
 constexpr unsigned kWarp = 32;
-constexpr unsigned kVotes = kWarp;  // as the source of a lane: not one lane's value, but whose are not 0
 constexpr std::size_t kStackBytes = kHasAddressSanitizer ? 256 << 10 : 64 << 10;
 
 enum class Wait { kNone, kBlock, kCluster, kLanes, kGone };
@@ -92,7 +91,7 @@ class Machine {
   void sync_cluster_if(bool is_at_wait, Place at) {
     if (is_at_wait == meets_at_wait_) sync_cluster(at);
   }
-  void sync_warp(unsigned mask, std::uint64_t value, unsigned source, Place at);
+  void exchange(unsigned mask, std::uint64_t value, unsigned source, Place at);
   std::uint64_t result_of_lane() const { return running_->result; }
   unsigned lane() const { return running_->number % threads_ % kWarp; }
   Warp& warp() { return warps_[running_->block * warps_of_block_ + running_->number % threads_ / kWarp]; }
@@ -388,7 +387,7 @@ void Machine::arrive(Barrier& barrier, unsigned first, unsigned count, Wait wait
   acquire(&barrier);
 }
 
-void Machine::sync_warp(unsigned mask, std::uint64_t value, unsigned source, Place at) {
+void Machine::exchange(unsigned mask, std::uint64_t value, unsigned source, Place at) {
   Thread& me = *running_;
   me.wait = Wait::kLanes, me.at = at, me.mask = mask, me.value = value, me.source = source;
   const unsigned bit = 1u << lane();
@@ -403,18 +402,10 @@ void Machine::sync_warp(unsigned mask, std::uint64_t value, unsigned source, Pla
     *group = warp.groups[--warp.count];
     Thread* const lanes = &threads_of_[first_of_warp()];
     const unsigned from = tail_;
-    unsigned votes = 0;
-    for (unsigned left = source == kVotes ? mask : 0; left != 0; left &= left - 1) {
-      const int lane = __builtin_ctz(left);
-      votes |= static_cast<unsigned>(lanes[lane].value) << lane;
-    }
     for (unsigned left = mask; left != 0; left &= left - 1) {
       Thread& thread = lanes[__builtin_ctz(left)];
-      if (source == kVotes) {
-        thread.result = votes;
-      } else {  // what a lane outside the mask has is not defined
-        thread.result = (mask >> thread.source & 1) != 0 ? lanes[thread.source].value : ~std::uint64_t{0};
-      }
+      // What a lane outside the mask has is not defined.
+      thread.result = (mask >> thread.source & 1) != 0 ? lanes[thread.source].value : ~std::uint64_t{0};
       wake(thread.number);
     }
     shuffle_since(from);
@@ -463,14 +454,9 @@ void sync_block(Place at) { machine.sync_block(at); }
 void sync_cluster(Place at) { machine.sync_cluster(at); }
 void arrive_at_cluster(Place at) { machine.sync_cluster_if(false, at); }
 void wait_for_cluster(Place at) { machine.sync_cluster_if(true, at); }
-void sync_warp(unsigned mask, Place at) { machine.sync_warp(mask, 0, machine.lane(), at); }
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source_lane, Place at) {
-  machine.sync_warp(mask, value, source_lane, at);
+  machine.exchange(mask, value, source_lane, at);
   return machine.result_of_lane();
-}
-unsigned ballot(unsigned mask, bool value, Place at) {
-  machine.sync_warp(mask, value ? 1 : 0, kVotes, at);
-  return static_cast<unsigned>(machine.result_of_lane());
 }
 unsigned lane() { return machine.lane(); }
 unsigned cluster_rank() { return machine.rank(); }

@@ -15,16 +15,5 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-
-constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-constexpr float2 make_float2(float x, float y) { return {x, y}; }
-constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 #endif  // TILELOSS_TESTS_CUDA_ON_HOST_VECTOR_TYPES_H_

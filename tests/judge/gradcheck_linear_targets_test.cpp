@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/judge/strict_support.h"
+#include "tests/judge/teacher_mutants.h"
 #include "tests/shared/gradcheck_call.h"
 
 namespace tileloss::tools {
@@ -76,19 +77,9 @@ std::set<std::string> mutants_of(const Case& one) {
     return names;
   }
   const std::string divergence = one.sets.front().substr(one.sets.front().find('=') + 1);
-  names.insert({"square_forgotten", "base_2", "label_term_dropped", "label_temperature_ignored"});
-  if (divergence.ends_with("_kl")) names.insert("direction_swapped");
-  const bool has_mixture = divergence == "jsd" || divergence.starts_with("skew");
-  if (has_mixture) names.insert("beta_swapped");
-  if (one.config == kSparse) {
-    names.insert("neighbours_logprobs");
-    // Of p - q the tail's part is small where the columns hold nearly all of the teacher's mass.
-    if (!divergence.ends_with("forward_kl")) names.insert("other_tail");
-    return names;
-  }
-  names.insert("teacher_temperature_ignored");
-  if (has_mixture) names.insert("mixture_forgotten");
-  if (divergence != "forward_kl") names.insert("mean_dropped");
+  names.merge(teacher_mutants(divergence, one.config == kSparse));
+  // Of p - q the tail's part is small where the columns hold nearly all of the teacher's mass.
+  if (divergence.ends_with("forward_kl")) names.erase("other_tail");
   return names;
 }
 
@@ -167,57 +158,6 @@ TEST(GradcheckLinearTargets, WhatARowIsHeldAgainstIsHandedOver) {
            {kSoft, {{"target_probs", {96, 1087}}}}}) {
     for (const auto& [name, shape] : shapes) EXPECT_EQ(drawn_shape(config, {}, name), shape) << name;
   }
-}
-
-// ----------------------------------------------------------------------------------------------------------------- strict
-
-const std::string kStrict =
-    "level=linear label_weight=0.3 divergence_weight=0.7 divergence=jsd batch_size=2 seq_len=4 vocab_size=300 "
-    "hidden_size=40 dtype=bf16 seed=3 ignore_prob=0.2 bias=random gradients=[dhidden, dhead, dbias] ";
-const std::string kStrictDistillation =
-    kStrict + "loss=distillation teacher_hidden_size=24 source.std=2 outputs=[logp, divergence, teacher_entropy, agreement]";
-const std::string kStrictSparse =
-    kStrict +
-    "loss=sparse_distillation source.std=2 source.teacher_columns=5 outputs=[logp, divergence, teacher_entropy, agreement]";
-const std::string kStrictSoft =
-    "level=linear loss=soft_cross_entropy label_smoothing=0.1 batch_size=2 seq_len=4 vocab_size=300 hidden_size=40 "
-    "dtype=bf16 seed=3 ignore_prob=0.2 bias=random gradients=[dhidden, dhead, dbias] source.std=2 source.probs_dtype=bf16 "
-    "outputs=[logp]";
-
-TEST(StrictLinearTargets, KernelsTouchNothingButTheirTensors) {
-  const std::vector<Sets> variants = {
-      {}, {"head_layout=hv", "accumulate=true", "dtype=fp32"}, {"dhead_dtype=head", "valid_vocab=290", "mask_prob=0.3"}};
-  for (const std::string& isa : supported_isas()) {
-    for (const std::string& config : {kStrictDistillation, kStrictSparse, kStrictSoft}) {
-      for (size_t v = 0; v < variants.size(); ++v) {
-        if (config != kStrictDistillation && v != (config == kStrictSparse ? 1 : 2)) continue;
-        const Sets sets = joined({"kernel.isa=" + isa}, variants[v]);
-        const StrictReport report = strict_report(sets, call, config);
-        EXPECT_TRUE(report.findings.empty()) << testing::PrintToString(sets) << "\n" << report.text();
-        EXPECT_GE(report.calls, 3);
-      }
-    }
-  }
-}
-
-TEST(StrictLinearTargets, AccessesBesideWhatARowIsHeldAgainstAreCaught) {
-  const auto head = [](const tileloss_args& args, const tileloss_run&) {
-    read_at<uint16_t>(args.teacher_head.data, 299 * args.teacher_head.row_stride + 24);
-  };
-  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, head), kStrictDistillation),
-                    "teacher_head overrun: row 299, 1 element past the end (read), flush right, linear_distillation forward"));
-  const auto ids = [](const tileloss_args& args, const tileloss_run&) {
-    read_at<int64_t>(args.teacher_ids.data, 7 * args.teacher_ids.row_stride + 5);
-  };
-  EXPECT_TRUE(
-      finds(strict_report({}, planted(TILELOSS_FORWARD, ids), kStrictSparse),
-            "teacher_ids overrun: row 7, 1 element past the end (read), flush right, linear_sparse_distillation forward"));
-  const auto probs = [](const tileloss_args& args, const tileloss_run&) {
-    read_at<uint16_t>(args.target_probs.data, 7 * args.target_probs.row_stride + 300);
-  };
-  EXPECT_TRUE(
-      finds(strict_report({}, planted(TILELOSS_FORWARD, probs), kStrictSoft),
-            "target_probs overrun: row 7, 1 element past the end (read), flush right, linear_soft_cross_entropy forward"));
 }
 
 }  // namespace

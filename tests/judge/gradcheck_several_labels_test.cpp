@@ -126,19 +126,10 @@ TEST(GradcheckSeveralLabelsLinear, LabelsOutsideTheSetHaveNoProbability) {
   }
 }
 
-TEST(GradcheckSeveralLabelsStrict, NothingIsFoundAndLabelsAndLogpAreGuarded) {
+TEST(GradcheckSeveralLabelsStrict, NothingIsFound) {
   EXPECT_EQ(strict_report({}, call, kBase).findings, Sets());
   EXPECT_EQ(strict_report({}, call, kLinear).findings, Sets());
   EXPECT_EQ(strict_report({"allowed=half"}, call, kBase).findings, Sets());
-  const auto label = [](const tileloss_args& args, const tileloss_run&) { read_at<int64_t>(args.labels.data, 33 * 5); };
-  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, label), kBase),
-                    "labels overrun: 1 element past the end of 165 (read), flush right"));
-  const auto logp = [](const tileloss_args& args, const tileloss_run&) { write_at<float>(args.logp.data, 33 * 5); };
-  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_FORWARD, logp), kBase),
-                    "logp overrun: 1 element past the end of 165 (write), flush right"));
-  const auto gradient = [](const tileloss_args& args, const tileloss_run&) { read_at<float>(args.logp_grad.data, -1); };
-  EXPECT_TRUE(finds(strict_report({}, planted(TILELOSS_BACKWARD, gradient), kBase),
-                    "logp_grad overrun: 1 element before the start (read), flush left"));
 }
 
 TEST(GradcheckSeveralLabelsTrace, EachSlotIsShownAndTheWrongOneMarked) {

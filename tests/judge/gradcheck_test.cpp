@@ -205,6 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         MutantCase{"plain", {}}, MutantCase{"in_place", {"kernel.in_place=true"}}, MutantCase{"sum", {"reduction=sum"}},
         MutantCase{"none_per_row", {"reduction=none", "upstream=per_row"}},
+        MutantCase{"none_wide", {"reduction=none", "upstream=per_row", "source.distribution=wide", "source.std=1"}},
+        MutantCase{"z_loss", {"z_loss=1e-2"}},
         MutantCase{"smoothing_z_loss", {"label_smoothing=0.1", "z_loss=1e-3", "reduction=sum"}},
         MutantCase{
             "weights",

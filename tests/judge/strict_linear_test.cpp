@@ -1,7 +1,6 @@
-// gradcheck --strict at level linear: the shipped kernels pass on every instruction set; overruns of every tensor are caught.
+// gradcheck --strict at level linear: the shipped kernels pass on every instruction set; accesses beside its tensors are caught.
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -62,43 +61,6 @@ INSTANTIATE_TEST_SUITE_P(All, StrictLinear,
                          });
 
 // ------------------------------------------------------------------------------------------------- planted in the kernels
-
-TEST(StrictLinearCatches, AnOverrunOfEveryTensorInEveryPass) {
-  ThreadTeam team(1);
-  std::set<std::string> overrun;
-  for (const std::vector<std::string>& sets : {std::vector<std::string>{}, {"head_layout=hv", "dhead_dtype=head"}}) {
-    const GradcheckConfig config = config_of(kLinearConfig, sets);
-    const CheckInputs inputs = make_inputs(config, team);
-    run_kernels(config, inputs,
-                [&](const Function& function, tileloss_pass pass, const tileloss_args& args, const tileloss_plan& plan,
-                    const tileloss_run*) {
-                  tileloss_args copy = args;
-                  for_each_tensor(copy, pass, [&](const TensorView& tensor) {
-                    const std::string name = tensor.name;
-                    const auto read_past = [&](const Function&, tileloss_pass, tileloss_args guarded, const tileloss_plan&,
-                                               const tileloss_run*) {
-                      for_each_tensor(guarded, pass, [&](const TensorView& view) {
-                        const int64_t elements = (view.rows - 1) * view.stride + view.cols;
-                        if (view.name == name) read_at<char>(view.data, elements * static_cast<int64_t>(view.element));
-                      });
-                    };
-                    StrictReport report;
-                    call_strictly(function, pass, args, plan, read_past, report);
-                    const std::string line = tensor.is_transposed ? "column " : "row ";
-                    const std::string unit = tensor.element == 1 ? "1 byte" : "1 element";
-                    const std::string where = (tensor.is_matrix ? line + std::to_string(tensor.rows - 1) + ", " : "") + unit;
-                    ASSERT_FALSE(report.findings.empty()) << name;
-                    EXPECT_TRUE(report.findings.front().starts_with(name + " overrun: " + where + " past the end"))
-                        << report.text();
-                    overrun.insert(name);
-                  });
-                  call(function, pass, args, plan);
-                });
-  }
-  for (const char* name : {"hidden", "head", "bias", "dhidden", "dhead", "dbias", "labels", "loss", "row_state.max"}) {
-    EXPECT_EQ(overrun.count(name), 1U) << name;
-  }
-}
 
 TEST(StrictLinearCatches, AccessesBeforeTheStartBetweenRowsAndIntoInputs) {
   const auto before = [](const tileloss_args& args, const tileloss_run&) { read_at<uint16_t>(args.head.data, -1); };

@@ -74,8 +74,7 @@ class Focal : public testing::TestWithParam<NumberFormat> {
     return agrees(result);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, Focal, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, Focal, testing::ValuesIn(kFormats), format_name);
 
 TEST_F(Focal, GradientThroughLogpIsThatOfTheDefinition) {
   const std::vector<double> z = {0.3, -1.2, 2.0, 0.9};
@@ -141,7 +140,7 @@ TEST_F(Focal, ItsOptionsAndTensorsAreValidated) {
 
 TEST_P(Focal, ValueAndGradAgreesInEverySchedule) {
   for (const double gamma : {0.0, 1.0, 2.0, 3.5}) {
-    for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS}) {
+    for (const tileloss_schedule schedule : kSchedules) {
       for (const bool in_place : {false, true}) {
         LogitsCase c({.rows = 9,
                       .vocab = 2100,

@@ -279,6 +279,9 @@ TEST(PolicyMasks, OfAFactorOfZeroMakesAnInfiniteLossZero) {
   EXPECT_EQ(result.metrics[kMetricSamplerRatioMax], 1.0);
   batch.logp[3] = kNan;
   EXPECT_TRUE(std::isnan(batch.run().token_loss[3]));
+  batch.options.sampler_level = Level::kSequence;
+  batch.sampler_logp[0] = kNan;  // counts 0
+  EXPECT_DOUBLE_EQ(batch.run().token_loss[0], std::exp(-0.5));
 }
 
 TEST(PolicyMasks, OffPolicyDropsOnlyNegativeAdvantagesBeyondTheThreshold) {
@@ -313,9 +316,10 @@ TEST(PolicyMasks, EntropyQuantileIsInterpolatedAndItsBoundIsKept) {
   EXPECT_DOUBLE_EQ(bonus.loss, -3.0 / 4.0 - 0.1 * 9.0 / 3.0);
   EXPECT_EQ(bonus.dentropy[1], 0.0);
   EXPECT_DOUBLE_EQ(bonus.dentropy[0], -0.1 / 3.0);
+  batch.entropy[2] = kNan;  // is not among those kept
+  EXPECT_DOUBLE_EQ(batch.run().dentropy[0], -0.1 / 2.0);
   batch.options.entropy_threshold = kNan;
   batch.options.entropy_quantile = 0.5;
-  batch.entropy[1] = kNan;
   for (const double loss : batch.run().token_loss) EXPECT_TRUE(std::isnan(loss));
 }
 
@@ -336,6 +340,9 @@ TEST(PolicyKl, IsNeitherMaskedNorReweighted) {
   batch.options.kl_estimator = KlEstimator::kK3;
   EXPECT_NEAR(batch.run().token_loss[0], 0.5 * (std::exp(-1.0) + 1.0 - 1.0), 1e-15);
   EXPECT_NEAR(batch.run().dlogp[0], 0.5 * (1.0 - std::exp(-1.0)), 1e-15);
+  batch.options.kl_estimator = KlEstimator::kK2;
+  EXPECT_EQ(batch.run().token_loss, (std::vector<double>{0.25, 0.0, 1.0, 9.0}));
+  EXPECT_EQ(batch.run().dlogp, (std::vector<double>{0.5, 0.0, -1.0, -3.0}));
 }
 
 // l times its factor, beta times the KL and, as a loss of its own, the entropy make up a token's loss; as a mean the entropy's

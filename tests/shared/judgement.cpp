@@ -7,7 +7,8 @@
 namespace tileloss::test {
 namespace {
 
-tools::RowView view_of(const LogitsCase& c, std::int64_t row) {
+// `logps`: memory for those of several labels.
+tools::RowView view_of(const LogitsCase& c, std::int64_t row, std::vector<double>& logps) {
   const tileloss_args& args = c.args();
   tools::RowView view;
   if (c.spec().dlogits) view.dlogits = {c.dlogits_row(row)};
@@ -15,6 +16,12 @@ tools::RowView view_of(const LogitsCase& c, std::int64_t row) {
   for (std::size_t o = 0; o < tools::kOutputCount; ++o) {
     const tileloss_vector& vector = args.*tools::checked_outputs()[o].argument;
     if (!present(vector)) continue;
+    if (o == tools::kLogp && args.labels_per_row > 1) {
+      logps.clear();
+      for (std::int64_t k = 0; k < args.labels_per_row; ++k) logps.push_back(float_at(vector, row * args.labels_per_row + k));
+      view.logps = logps;
+      continue;
+    }
     const std::size_t bytes = tools::element_bytes(vector.dtype);
     const auto* element = static_cast<const char*>(vector.data) + static_cast<std::size_t>(row * vector.stride) * bytes;
     view.outputs[o] = tools::widen(vector.dtype, {element, bytes}).front();
@@ -45,6 +52,7 @@ CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const R
                        std::vector<oracle::NumberFormat>(has_dlogits ? 1 : 0, c.spec().format));
   std::vector<oracle::RowLoss> losses(count), magnitudes(count);
   std::vector<bool> used(count);
+  std::vector<double> logps;
   const std::unique_ptr<tools::OracleRow> oracle_row = oracle.new_row();
   rows([&](const tools::GivenRow& given) {
     const tools::OracleValues& values = oracle_row->compute(given);
@@ -52,14 +60,14 @@ CheckResult check_rows(const LogitsCase& c, const tools::Oracle& oracle, const R
     used[i] = true;
     losses[i] = values.loss;
     magnitudes[i].cross_entropy = values.loss_magnitude;
-    tools::RowView view = view_of(c, values.row);
+    tools::RowView view = view_of(c, values.row, logps);
     settle_argmax(values, view.outputs);
     checks.add(view, values, c.spec().vocab);
     if (linear != nullptr) linear->add_row(given.logits, *values.softmax, values.gradient);
   });
   for (std::size_t i = 0; i < count; ++i) {
     const auto row = static_cast<std::int64_t>(i);
-    if (!used[i]) checks.add_ignored(row, view_of(c, row), c.spec().vocab);
+    if (!used[i]) checks.add_ignored(row, view_of(c, row, logps), c.spec().vocab);
   }
   CheckResult result;
   if (present(args.loss) && !c.spec().per_row_loss) {
@@ -91,7 +99,8 @@ CheckResult check_stored_rows(const LogitsCase& c, const tools::Function& functi
       if (label == ignored) continue;
       const std::vector<double> logits = c.logits_row(i);
       const TargetValues held = target ? target(i) : TargetValues{};
-      work({{.row = i, .logits = logits}, label, {.row = i, .logits = held.values}, held.ids});
+      const std::vector<std::uint8_t> allowed = c.allowed().of_row(i, c.valid_columns());
+      work({{.row = i, .logits = logits}, label, {.row = i, .logits = held.values}, held.ids, allowed});
     }
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "support/arg_slots.h"
 #include "support/synthetic.h"
@@ -41,6 +42,14 @@ LogitsCase::LogitsCase(const LogitsCaseSpec& spec, Open) : spec_(spec) {
   args_.entropy_grad = make_upstream(spec_.entropy_grad, rows, 3, entropy_grad_);
   args_.mean_logit_grad = make_upstream(spec_.mean_logit_grad, rows, 4, mean_logit_grad_);
   make_outputs();
+}
+
+LogitsCase::LogitsCase(const LogitsCaseSpec& spec, const std::function<double(std::int64_t, std::int64_t)>& logit)
+    : LogitsCase(spec, Open{}) {
+  for (std::int64_t i = 0; i < spec_.rows; ++i) {
+    for (std::int64_t j = 0; j < spec_.vocab; ++j) set_logit(i, j, logit(i, j));
+  }
+  seal();
 }
 
 std::size_t LogitsCase::matrix_bytes() const {
@@ -99,6 +108,11 @@ void LogitsCase::reset() {
   for (GuardBuffer& output : outputs_) output.fill_ones();
   if (dlogits_) dlogits_.fill_ones();
   if (spec_.in_place && !original_.empty()) std::memcpy(logits_.data(), original_.data(), original_.size());
+}
+
+void LogitsCase::set_allowed(std::vector<std::int32_t> words) {
+  allowed_ = {(spec_.vocab + 31) / 32, false, std::move(words)};
+  args_.allowed = tileloss_make_matrix(allowed_.words.data(), TILELOSS_INT32, spec_.rows, allowed_.row_words, allowed_.row_words);
 }
 
 tileloss_vector LogitsCase::make_input(std::span<const double> values, std::int64_t stride) {
@@ -175,6 +189,7 @@ tools::OracleTensors LogitsCase::oracle_tensors() const {
   tensors.lse_grad = lse_grad_;
   tensors.entropy_grad = entropy_grad_;
   tensors.mean_logit_grad = mean_logit_grad_;
+  tensors.allowed = allowed_;
   return tensors;
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,9 @@ class LogitsCase {
   std::span<const double> loss_grad() const { return loss_grad_; }
   oracle::RowUpstream upstream(std::int64_t row) const;
   tools::OracleTensors oracle_tensors() const;
+  const tools::AllowedSets& allowed() const { return allowed_; }
+  // The words of each row's allowed columns.
+  void set_allowed(std::vector<std::int32_t> words);
 
   // The valid columns of a row's logits as given (also after an in-place call).
   std::vector<double> logits_row(std::int64_t row) const;
@@ -83,6 +87,8 @@ class LogitsCase {
   // `open` is given; every call of the library should see sealed inputs.
   struct Open {};
   LogitsCase(const LogitsCaseSpec& spec, Open);
+  // Of other logits.
+  LogitsCase(const LogitsCaseSpec& spec, const std::function<double(std::int64_t row, std::int64_t column)>& logit);
   void seal();
   // Outputs NaN again, in-place logits as given.
   void reset();
@@ -109,6 +115,7 @@ class LogitsCase {
   tileloss_args args_{};
   std::vector<std::int64_t> labels_;
   std::vector<double> token_weights_, class_weights_, loss_grad_, logp_grad_, lse_grad_, entropy_grad_, mean_logit_grad_;
+  tools::AllowedSets allowed_;
   std::vector<unsigned char> original_;  // the logits as given
   GuardBuffer logits_, dlogits_;
   std::deque<GuardBuffer> inputs_, outputs_;

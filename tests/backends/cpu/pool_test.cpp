@@ -37,16 +37,6 @@ TEST(ParallelFor, ReturnsWhenAllIsDoneAlsoWhenNested) {
   EXPECT_EQ(total, 32);
 }
 
-TEST(BuiltInPool, AnyNumberOfThreadsGivesTheSameBits) {
-  const auto expected = single_threaded_outputs(large_spec());
-  LogitsCase c(large_spec());
-  for (int threads = 1; threads <= 16; ++threads) {
-    c.reset();
-    ASSERT_TRUE(runs_value_and_grad(c, cross_entropy_options(), with_threads(threads)));
-    EXPECT_TRUE(same_bits(outputs_of(c.args()), expected)) << threads;
-  }
-}
-
 TEST(BuiltInPool, CallsFromSeveralThreadsAtOnceDoNotDisturbEachOther) {
   constexpr int kCallers = 6;
   std::vector<std::vector<unsigned char>> expected;

@@ -16,8 +16,6 @@ namespace {
 
 using oracle::NumberFormat;
 
-constexpr tileloss_schedule kSchedules[] = {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE, TILELOSS_SCHEDULE_SWEEPS};
-
 std::string describe(const LogitsCaseSpec& s) {
   return std::string(oracle::format_info(s.format).name) + " [" + std::to_string(s.rows) + "," + std::to_string(s.vocab) +
          "] valid " + std::to_string(s.valid_vocab) + " stride +" + std::to_string(s.stride_extra) + " misaligned " +
@@ -34,9 +32,14 @@ testing::AssertionResult value_and_grad_agrees(const LogitsCaseSpec& spec, const
   return testing::AssertionSuccess();
 }
 
+tileloss_plan_options in_blocks_of(std::int64_t columns) {
+  tileloss_plan_options hints = plan_options();
+  hints.cpu.vocab_block = columns;
+  return hints;
+}
+
 class SweepsOf : public testing::TestWithParam<NumberFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, SweepsOf, testing::ValuesIn(kFormats),
-                         [](const auto& param) { return std::string(oracle::format_info(param.param).name); });
+INSTANTIATE_TEST_SUITE_P(Formats, SweepsOf, testing::ValuesIn(kFormats), format_name);
 
 // Every small size with every schedule and side of the guard page; strides, misalignments and row counts take turns.
 TEST_P(SweepsOf, StayInBoundsAndAgreeAtEverySmallSize) {
@@ -139,15 +142,8 @@ TEST_P(SweepsOf, SpikesAtTheEdgesOfVocabularyBlocks) {
           for (std::int64_t j = 0; i == 2 && j < kVocab; ++j) c.set_logit(i, j, height * static_cast<double>(j / block));
         }
         c.seal();
-        for (const tileloss_schedule schedule : kSchedules) {
-          tileloss_plan_options hints = with_schedule(schedule);
-          hints.cpu.vocab_block = block;
-          c.reset();
-          const tileloss_cross_entropy_options options = cross_entropy_options();
-          ASSERT_TRUE(runs_value_and_grad(c, options, hints));
-          ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
-              << "block " << block << " column " << column << " height " << height;
-        }
+        ASSERT_TRUE(agrees_in_every_schedule(c, cross_entropy_options(), in_blocks_of(block)))
+            << "block " << block << " column " << column << " height " << height;
       }
     }
   }
@@ -177,15 +173,10 @@ void check_blocks_apart(NumberFormat format, double softcap, const std::vector<d
           for (std::int64_t j = column % block; i % 4 == 3 && j < kVocab; j += 2 * block) c.set_logit(i, j, height);
         }
         c.seal();
-        for (const tileloss_schedule schedule : kSchedules) {
-          tileloss_plan_options hints = with_schedule(schedule);
-          hints.cpu.vocab_block = block;
-          hints.cpu.threads = 1;
-          c.reset();
-          ASSERT_TRUE(runs_value_and_grad(c, options, hints));
-          ASSERT_TRUE(agrees(check_cross_entropy(c, options)))
-              << "block " << block << " column " << column << " height " << height << " schedule " << schedule;
-        }
+        tileloss_plan_options hints = in_blocks_of(block);
+        hints.cpu.threads = 1;
+        ASSERT_TRUE(agrees_in_every_schedule(c, options, hints))
+            << "block " << block << " column " << column << " height " << height;
       }
     }
   }
@@ -206,17 +197,9 @@ TEST_P(SweepsOf, LogitsFarFromZero) {
   for (const double center : {80.5,     -80.5, 83.0,  -83.0,  84.0, -84.0, 100.0, -100.0, -6e4,  6e4,  90000.0, 91000.0,
                               -91000.0, 1e6,   1.1e7, -1.2e7, -1e8, -1e9,  1e10,  1e15,   -1e30, 1e37, -3e38}) {
     if (GetParam() == NumberFormat::kFloat16 && std::fabs(center) > 65000) continue;  // has no such numbers
-    LogitsCase c({.rows = 3, .vocab = 1000, .format = GetParam(), .in_place = true}, LogitsCase::Open{});
-    for (std::int64_t i = 0; i < 3; ++i) {
-      for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, center * (1 + static_cast<double>((i + 7 * j) % 5) / 128));
-    }
-    c.seal();
-    for (const tileloss_schedule schedule : kSchedules) {
-      c.reset();
-      const tileloss_cross_entropy_options options = cross_entropy_options();
-      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << center;
-    }
+    LogitsCase c({.rows = 3, .vocab = 1000, .format = GetParam(), .in_place = true},
+                 [&](std::int64_t i, std::int64_t j) { return center * (1 + static_cast<double>((i + 7 * j) % 5) / 128); });
+    ASSERT_TRUE(agrees_in_every_schedule(c, cross_entropy_options())) << center;
   }
 }
 
@@ -227,82 +210,45 @@ TEST_P(SweepsOf, SoftcapOfLogitsNearTheCap) {
   constexpr auto kRows = static_cast<std::int64_t>(std::size(kRanges));
   constexpr std::int64_t kVocab = 3000;
   for (const double cap : {5.0, 30.0, 50.0}) {
-    LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      for (std::int64_t j = 0; j < kVocab; ++j) {
-        const double place = static_cast<double>((1237 * j) % kVocab) / kVocab;
-        c.set_logit(i, j, cap * (j % 2 == 0 ? 1 : -1) * std::lerp(kRanges[i][0], kRanges[i][1], place));
-      }
-    }
-    c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.softcap = cap;
-    for (const tileloss_schedule schedule : kSchedules) {
-      c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << cap;
-    }
-  }
-}
-
-void expect_agreement_in_blocks_of_256(LogitsCase& c) {
-  for (const tileloss_schedule schedule : kSchedules) {
-    tileloss_plan_options hints = with_schedule(schedule);
-    hints.cpu.vocab_block = 256;
-    c.reset();
-    const tileloss_cross_entropy_options options = cross_entropy_options();
-    ASSERT_TRUE(runs_value_and_grad(c, options, hints));
-    ASSERT_TRUE(agrees(check_cross_entropy(c, options)));
+    LogitsCase c({.rows = kRows, .vocab = kVocab, .format = GetParam(), .extra_outputs = true},
+                 [&](std::int64_t i, std::int64_t j) {
+                   const double place = static_cast<double>((1237 * j) % kVocab) / kVocab;
+                   return cap * (j % 2 == 0 ? 1 : -1) * std::lerp(kRanges[i][0], kRanges[i][1], place);
+                 });
+    ASSERT_TRUE(agrees_in_every_schedule(c, {.logit = {.softcap = cap}})) << cap;
   }
 }
 
 // Row by row, block by block: some can have their maximum in TableLinear's table, some cannot.
 TEST_P(SweepsOf, MaximaThatEnterAndLeaveTheTablesRange) {
   constexpr double kCenters[][4] = {{80, 90, 70, 85}, {-90, -80, -95, -70}, {-120, -40, 10, 120}, {83, 83.5, 82.5, 84}};
-  LogitsCase c({.rows = 4, .vocab = 1000, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
-  for (std::int64_t i = 0; i < 4; ++i) {
-    for (std::int64_t j = 0; j < 1000; ++j) c.set_logit(i, j, kCenters[i][j / 256] + static_cast<double>((i + 7 * j) % 5) / 4);
-  }
-  c.seal();
-  expect_agreement_in_blocks_of_256(c);
+  LogitsCase c({.rows = 4, .vocab = 1000, .format = GetParam(), .extra_outputs = true},
+               [&](std::int64_t i, std::int64_t j) { return kCenters[i][j / 256] + static_cast<double>((i + 7 * j) % 5) / 4; });
+  EXPECT_TRUE(agrees_in_every_schedule(c, cross_entropy_options(), in_blocks_of(256)));
 }
 
 // Nothing but a mask in the first blocks, then logits so far below 0 that a reference of 0 would make most of their exps vanish.
 TEST_P(SweepsOf, LowLogitsAfterAMask) {
-  LogitsCase c({.rows = 3, .vocab = 2000, .format = GetParam()}, LogitsCase::Open{});
-  for (std::int64_t i = 0; i < 3; ++i) {
-    for (std::int64_t j = 0; j < 2000; ++j) {
-      c.set_logit(i, j, j < 1024 ? -std::numeric_limits<double>::infinity() : -80 - static_cast<double>((i + 7 * j) % 59) / 4);
-    }
-  }
-  c.seal();
-  expect_agreement_in_blocks_of_256(c);
+  LogitsCase c({.rows = 3, .vocab = 2000, .format = GetParam()}, [](std::int64_t i, std::int64_t j) {
+    return j < 1024 ? -std::numeric_limits<double>::infinity() : -80 - static_cast<double>((i + 7 * j) % 59) / 4;
+  });
+  EXPECT_TRUE(agrees_in_every_schedule(c, cross_entropy_options(), in_blocks_of(256)));
 }
 
 // Many logits far below the maximum whose exps count all the same, next to the label and at the row's end too.
 TEST_P(SweepsOf, EntropyOfWideLogitsUnderASmallScale) {
   for (const std::int64_t vocab : {20, 70, 1000}) {
-    LogitsCase c({.rows = 3, .vocab = vocab, .format = GetParam(), .extra_outputs = true}, LogitsCase::Open{});
-    for (std::int64_t i = 0; i < 3; ++i) {
-      for (std::int64_t j = 0; j < vocab; ++j)
-        c.set_logit(i, j, j % 7 == 3 ? 500 : -8.0 * static_cast<double>((i + 5 * j) % 100));
-    }
-    c.seal();
-    tileloss_cross_entropy_options options = cross_entropy_options();
-    options.logit.logit_scale = 0.01;
-    for (const tileloss_schedule schedule : kSchedules) {
-      c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << vocab;
-    }
+    LogitsCase c({.rows = 3, .vocab = vocab, .format = GetParam(), .extra_outputs = true},
+                 [](std::int64_t i, std::int64_t j) { return j % 7 == 3 ? 500 : -8.0 * static_cast<double>((i + 5 * j) % 100); });
+    ASSERT_TRUE(agrees_in_every_schedule(c, {.logit = {.logit_scale = 0.01}})) << vocab;
   }
 }
 
 TEST_P(SweepsOf, AgreeForEveryVocabularyBlock) {
   for (std::int64_t block = 64; block <= 8192; block += block < 1024 ? 64 : 1024) {
     for (const tileloss_schedule schedule : {TILELOSS_SCHEDULE_STASH, TILELOSS_SCHEDULE_RECOMPUTE}) {
-      tileloss_plan_options hints = with_schedule(schedule);
-      hints.cpu.vocab_block = block;
+      tileloss_plan_options hints = in_blocks_of(block);
+      hints.cpu.schedule = schedule;
       const LogitsCaseSpec spec{.rows = 2,
                                 .vocab = 8300,
                                 .format = GetParam(),
@@ -318,12 +264,7 @@ TEST_P(SweepsOf, TheMarginOfAConfidentLabelKeepsItsDigits) {
     LogitsCase c({.rows = 3, .vocab = 2500, .format = GetParam()}, LogitsCase::Open{});
     for (std::int64_t i = 0; i < 3; ++i) c.set_logit(i, c.labels()[static_cast<std::size_t>(i)], margin);
     c.seal();
-    for (const tileloss_schedule schedule : kSchedules) {
-      const tileloss_cross_entropy_options options = cross_entropy_options();
-      c.reset();
-      ASSERT_TRUE(runs_value_and_grad(c, options, with_schedule(schedule)));
-      ASSERT_TRUE(agrees(check_cross_entropy(c, options))) << "margin " << margin;
-    }
+    ASSERT_TRUE(agrees_in_every_schedule(c, cross_entropy_options())) << "margin " << margin;
   }
 }
 
