@@ -33,9 +33,10 @@ from transformers_models import (
     pair,
 )
 
-# Float32 sums of a few dozen terms in another order: 1.4e-6 of the largest element was the worst seen, but 6e-6 in Gemma 4, where
-# the unpatched model's gradients are up to 1.3e-5 from float64's and the patched one's too.
+# Float32 sums of a few dozen terms in another order: 1.4e-6 of the largest element was the worst seen, but 1.3e-5 in Gemma 4,
+# where the unpatched model's gradients are up to 1.3e-5 from float64's and the patched one's too.
 TOLERANCE = 1e-5
+GEMMA4_TOLERANCE = 2.6e-5
 
 
 def linear_calls() -> int:
@@ -46,7 +47,8 @@ def linear_calls() -> int:
 def test_loss_gradients_and_outputs_are_those_of_the_unpatched_model(kind: str) -> None:
     unpatched, patched = pair(kind)
     head_calls, calls = HeadCalls(patched), linear_calls()
-    want, got = check_step(unpatched, patched)
+    tolerance = GEMMA4_TOLERANCE if kind == "gemma4" else TOLERANCE
+    want, got = check_step(unpatched, patched, tolerance=tolerance, rtol=TOLERANCE)
     assert linear_calls() > calls
     assert head_calls.count == 0
     assert type(got) is type(want)
@@ -112,7 +114,7 @@ def test_positions_by_index_are_kept_once() -> None:
     """Gemma 4 hands logits_to_keep to its base model, which cuts the positions itself: its forward does not do it again."""
     kept = torch.tensor([1, 4, 9])
     inputs = batch() | {"logits_to_keep": kept, "labels": batch()["labels"][:, kept]}
-    check_step(*pair("gemma4"), inputs)
+    check_step(*pair("gemma4"), inputs, GEMMA4_TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_float32_head_over_a_bfloat16_body() -> None:
