@@ -1,6 +1,5 @@
 // All that a check found, and how it is told: as figures, as what failed, as a line of a results file.
-#ifndef TILELOSS_JUDGE_GRADCHECK_REPORT_H_
-#define TILELOSS_JUDGE_GRADCHECK_REPORT_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -32,5 +31,3 @@ Json case_json(const char* tool, const GradcheckConfig& config, const CheckInput
 void add_findings(const GradcheckConfig& config, const GradcheckReport& report, const Json& metrics, Json& line);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GRADCHECK_REPORT_H_

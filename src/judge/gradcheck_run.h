@@ -1,6 +1,5 @@
 // The calls of a check: a forward, the function's own way to its gradient, and a backward.
-#ifndef TILELOSS_JUDGE_GRADCHECK_RUN_H_
-#define TILELOSS_JUDGE_GRADCHECK_RUN_H_
+#pragma once
 
 #include "judge/inputs/call.h"
 #include "judge/inputs/config.h"
@@ -18,5 +17,3 @@ StrictReport check_strict(const GradcheckConfig& config, const CheckInputs& inpu
                           const KernelCall& kernel = call);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GRADCHECK_RUN_H_

@@ -16,8 +16,7 @@
 //   strict     text, report: before the kernels run unguarded
 //   result     line: of the results file; metrics, failures, mutants_judged; of bench one a pass, the last counts; of info all
 //   error      message, [out_of_memory]
-#ifndef TILELOSS_JUDGE_REQUESTS_H_
-#define TILELOSS_JUDGE_REQUESTS_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -45,5 +44,3 @@ int request_bench(Request& request);
 int request_info(Request& request);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_REQUESTS_H_

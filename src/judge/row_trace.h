@@ -9,8 +9,7 @@
 //   dhidden
 //
 // The kernel's side is what the C ABI gives out: terms and coefficients, and with the LM head dlogits, are the oracle's alone.
-#ifndef TILELOSS_JUDGE_ROW_TRACE_H_
-#define TILELOSS_JUDGE_ROW_TRACE_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -48,5 +47,3 @@ RowTrace trace_row(const GradcheckConfig& config, const CheckInputs& inputs, con
                    std::optional<std::int64_t> column);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ROW_TRACE_H_

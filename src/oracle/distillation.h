@@ -31,8 +31,7 @@
 //   columns without any p, or any q       with Tail::kRenormalise as a row of NaN
 //   lumped tail without p, with q         as p_j = 0 < q_j; gradient 0 in its columns
 //   weight 0, or a denominator of 0       as the product, where D or CE is infinite: NaN; the scalar of a denominator of 0 is 0
-#ifndef TILELOSS_ORACLE_DISTILLATION_H_
-#define TILELOSS_ORACLE_DISTILLATION_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -156,5 +155,3 @@ class Distillation : public RowWeights {
 };
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_DISTILLATION_H_

@@ -4,8 +4,7 @@
 // No value is a difference of nearly equal sums: log(b/a) is given, or follows from it by log1p and expm1, and
 //   sum a log(a/b) = sum a f(log(b/a)) + sum a - sum b,   f(x) = e^x - 1 - x >= 0,
 // where the two sums over all classes are 1. So p = q gives exactly 0, and values near it keep their digits.
-#ifndef TILELOSS_ORACLE_DIVERGENCE_H_
-#define TILELOSS_ORACLE_DIVERGENCE_H_
+#pragma once
 
 #include <cstddef>
 #include <vector>
@@ -53,5 +52,3 @@ struct DivergenceSlopes {
 void divergence_slopes(Divergence divergence, double beta, const Classes& classes, DivergenceSlopes& out);
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_DIVERGENCE_H_

@@ -3,8 +3,7 @@
 //
 // 0 times infinity is 0 among derivatives: the branch of a min or clamp that was not taken, and a sigmoid that is saturated, have
 // no part in the gradient, also where a ratio is infinite. NaN values have NaN derivatives.
-#ifndef TILELOSS_ORACLE_DUAL_H_
-#define TILELOSS_ORACLE_DUAL_H_
+#pragma once
 
 #include <array>
 #include <cmath>
@@ -86,5 +85,3 @@ inline Dual clamp(const Dual& x, double low, double high) {
 }
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_DUAL_H_

@@ -15,8 +15,7 @@
 //   LinearOperands operands = make_operands(...);
 //   LinearGradients gradients(operands, {true, true, true});  // dhidden, dhead, dbias
 //   for each block of rows in use: linear_logits(operands, rows, logits); dlogits from them; gradients.add(rows, dlogits);
-#ifndef TILELOSS_ORACLE_LINEAR_H_
-#define TILELOSS_ORACLE_LINEAR_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -94,5 +93,3 @@ class LinearGradients {
 };
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_LINEAR_H_

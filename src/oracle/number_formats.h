@@ -1,7 +1,6 @@
 // Low-precision number formats, decoded and encoded by integer arithmetic on their fields: the oracle's own reading of the
 // bits, independent of the kernels' conversions and of the floating-point control word.
-#ifndef TILELOSS_ORACLE_NUMBER_FORMATS_H_
-#define TILELOSS_ORACLE_NUMBER_FORMATS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -36,5 +35,3 @@ double decode_at(NumberFormat format, const void* row, std::int64_t index);
 void encode_at(NumberFormat format, void* row, std::int64_t index, double value);
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_NUMBER_FORMATS_H_

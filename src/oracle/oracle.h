@@ -15,8 +15,7 @@
 //     losses[i] = oracle.row_loss(i, softmax);
 //     oracle.row_gradient(i, softmax, gradient);
 //   double loss = oracle.reduce(losses);
-#ifndef TILELOSS_ORACLE_ORACLE_H_
-#define TILELOSS_ORACLE_ORACLE_H_
+#pragma once
 
 #include <cmath>
 #include <cstddef>
@@ -245,5 +244,3 @@ class CrossEntropy : public RowWeights {
 };
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_ORACLE_H_

@@ -14,8 +14,7 @@
 //   * old_logp absent: D = 0 with gradient, also where logp is infinite.
 //   * num_items = 0: the sum over tokens counts 0. The entropy bonus has a denominator of its own.
 //   * entropy_quantile with a NaN among the entropies in use: the threshold is NaN, and so is every token's factor.
-#ifndef TILELOSS_ORACLE_POLICY_H_
-#define TILELOSS_ORACLE_POLICY_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -132,5 +131,3 @@ PolicyResult policy_loss(const PolicyOptions& options, const PolicyInputs& input
                          std::span<const double> entropy);
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_POLICY_H_

@@ -1,6 +1,5 @@
 // The working state of policy_loss (policy.h).
-#ifndef TILELOSS_ORACLE_POLICY_EVALUATION_H_
-#define TILELOSS_ORACLE_POLICY_EVALUATION_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -97,5 +96,3 @@ class PolicyEvaluation {
 };
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_POLICY_EVALUATION_H_

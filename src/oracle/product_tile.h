@@ -1,7 +1,6 @@
 // The inner loop of products.cpp, compiled once for vectors of 16 bytes and once, with FMA, for 32. Nothing but what is here may
 // be compiled for the richer machine.
-#ifndef TILELOSS_ORACLE_PRODUCT_TILE_H_
-#define TILELOSS_ORACLE_PRODUCT_TILE_H_
+#pragma once
 
 namespace tileloss::oracle {
 
@@ -44,5 +43,3 @@ ProductTile<double> avx2_tile_double();
 ProductTile<float> avx2_tile_float();
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_PRODUCT_TILE_H_

@@ -1,7 +1,6 @@
 // c += a b in double, or in float where two digits will do, for the oracle of losses fused with the LM head. Its sizes are tall
 // (a vocabulary by a hidden size), and double at the speed of a naive loop would take an hour where this takes a minute.
-#ifndef TILELOSS_ORACLE_PRODUCTS_H_
-#define TILELOSS_ORACLE_PRODUCTS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -34,5 +33,3 @@ void split_work(int threads, std::int64_t count, std::int64_t granule,
                 const std::function<void(std::int64_t, std::int64_t)>& work);
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_PRODUCTS_H_

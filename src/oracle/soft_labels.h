@@ -7,8 +7,7 @@
 // Special values: q'_j = 0 has no part in the sum, also where p_j = 0 (torch gives NaN there); p_j = 0 with q'_j > 0 gives +inf
 // and the gradient as the formula, but 0 outside the set; z with a NaN, a +inf or nothing but -inf, or a q with a NaN or an
 // infinity: NaN.
-#ifndef TILELOSS_ORACLE_SOFT_LABELS_H_
-#define TILELOSS_ORACLE_SOFT_LABELS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -31,5 +30,3 @@ void soft_labels_row(const Transform& transform, std::span<const double> logits,
                      double label_smoothing, SoftLabelsRow& out, Allowed allowed = {});
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_ORACLE_SOFT_LABELS_H_

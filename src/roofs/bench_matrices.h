@@ -1,6 +1,5 @@
 // The large matrices of a benchmark, what they cost at best, and how they go into a call: logits, or hidden states and a head.
-#ifndef TILELOSS_ROOFS_BENCH_MATRICES_H_
-#define TILELOSS_ROOFS_BENCH_MATRICES_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -98,5 +97,3 @@ class BenchMatrices {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_BENCH_MATRICES_H_

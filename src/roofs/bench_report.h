@@ -1,6 +1,5 @@
 // A run of the bench: the passes, between two measurements of the machine's roofs.
-#ifndef TILELOSS_ROOFS_BENCH_REPORT_H_
-#define TILELOSS_ROOFS_BENCH_REPORT_H_
+#pragma once
 
 #include <functional>
 #include <optional>
@@ -26,5 +25,3 @@ void time_passes(Bench& bench, const std::vector<tileloss_pass>& passes, bool ke
 Json to_json(const BenchSettings& settings, const Bench& bench, const BenchReport& report, const Timing& timing);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_BENCH_REPORT_H_

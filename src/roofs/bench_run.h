@@ -1,6 +1,5 @@
 // One benchmark: buffers, and the timing of each pass on them.
-#ifndef TILELOSS_ROOFS_BENCH_RUN_H_
-#define TILELOSS_ROOFS_BENCH_RUN_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -133,5 +132,3 @@ class Bench {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_BENCH_RUN_H_

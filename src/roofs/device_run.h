@@ -1,6 +1,5 @@
 // A benchmark's tensors on a device.
-#ifndef TILELOSS_ROOFS_DEVICE_RUN_H_
-#define TILELOSS_ROOFS_DEVICE_RUN_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -62,5 +61,3 @@ class DeviceRuns {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_DEVICE_RUN_H_

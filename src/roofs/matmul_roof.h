@@ -1,6 +1,5 @@
 // How fast this machine multiplies matrices at best: the yardstick of the losses fused with the LM head.
-#ifndef TILELOSS_ROOFS_MATMUL_ROOF_H_
-#define TILELOSS_ROOFS_MATMUL_ROOF_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -36,5 +35,3 @@ class MatmulRoof {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_MATMUL_ROOF_H_

@@ -1,7 +1,6 @@
 // The loops behind roofs.cpp, written once over a vector policy and compiled per instruction set by the roof_<isa>.cpp files.
 // Only <cstdint> is included: code compiled with -mavx512f must not emit inline functions that other files share.
-#ifndef TILELOSS_ROOFS_ROOF_LOOPS_H_
-#define TILELOSS_ROOFS_ROOF_LOOPS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -117,5 +116,3 @@ inline constexpr RoofVariant kRoofVariants[] = {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_ROOF_LOOPS_H_

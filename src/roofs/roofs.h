@@ -1,6 +1,5 @@
 // What this machine can do at best, measured: the yardstick of every benchmark.
-#ifndef TILELOSS_ROOFS_ROOFS_H_
-#define TILELOSS_ROOFS_ROOFS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -56,5 +55,3 @@ class RoofMeter {
 double median(std::vector<double> values);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_ROOFS_H_

@@ -1,7 +1,6 @@
 // What a plain implementation does: float32 logits, float32 softmax, both [N,V] in memory, one pass over the matrix per step,
 // std::exp. The bench's --impl reference; it is neither the oracle nor tuned.
-#ifndef TILELOSS_ROOFS_UNFUSED_BASELINE_H_
-#define TILELOSS_ROOFS_UNFUSED_BASELINE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -51,5 +50,3 @@ class UnfusedBaseline {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_ROOFS_UNFUSED_BASELINE_H_

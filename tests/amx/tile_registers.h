@@ -1,7 +1,6 @@
 // The tile registers of AMX and the instructions on them, in plain C++, after the operation sections of Intel's Software
 // Developer's Manual: what code for AMX runs on where there is none.
-#ifndef TILELOSS_TESTS_AMX_TILE_REGISTERS_H_
-#define TILELOSS_TESTS_AMX_TILE_REGISTERS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ float fused_without_subnormals(float a, float b, float sum);
 float added_without_subnormals(float a, float b);
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_AMX_TILE_REGISTERS_H_

@@ -1,6 +1,5 @@
 // AMX without AMX: see trapped_tiles.cpp.
-#ifndef TILELOSS_TESTS_AMX_TRAPPED_TILES_H_
-#define TILELOSS_TESTS_AMX_TRAPPED_TILES_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -20,5 +19,3 @@ std::int64_t products_so_far();  // of tiles, by all threads
 bool tiles_are_held();           // by this thread
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_AMX_TRAPPED_TILES_H_

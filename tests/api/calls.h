@@ -1,6 +1,5 @@
 // Short ways to call the library from a test.
-#ifndef TILELOSS_TESTS_API_CALLS_H_
-#define TILELOSS_TESTS_API_CALLS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -210,5 +209,3 @@ class RowStateArrays {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_CALLS_H_

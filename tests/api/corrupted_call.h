@@ -1,6 +1,5 @@
 // Valid calls to be corrupted, and what the library must answer then.
-#ifndef TILELOSS_TESTS_API_CORRUPTED_CALL_H_
-#define TILELOSS_TESTS_API_CORRUPTED_CALL_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -96,5 +95,3 @@ void expect_refused(const std::vector<CorruptionOf<CorruptedCall>>& corruptions,
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_CORRUPTED_CALL_H_

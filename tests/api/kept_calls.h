@@ -1,6 +1,5 @@
 // For the tests of what schedule stash keeps of the LM head's logits: plans at a model's shape, and calls within a budget.
-#ifndef TILELOSS_TESTS_API_KEPT_CALLS_H_
-#define TILELOSS_TESTS_API_KEPT_CALLS_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -129,5 +128,3 @@ inline std::int64_t budget_for(const tileloss_plan& keeping_all, double share) {
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_KEPT_CALLS_H_

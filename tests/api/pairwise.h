@@ -1,6 +1,5 @@
 // Random cases over many options, chosen so that every pair of two options' values soon meets in some case.
-#ifndef TILELOSS_TESTS_API_PAIRWISE_H_
-#define TILELOSS_TESTS_API_PAIRWISE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -151,5 +150,3 @@ class PairwiseSampler {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_PAIRWISE_H_

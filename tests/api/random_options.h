@@ -1,6 +1,5 @@
 // What the property tests of every function draw and do alike.
-#ifndef TILELOSS_TESTS_API_RANDOM_OPTIONS_H_
-#define TILELOSS_TESTS_API_RANDOM_OPTIONS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -230,5 +229,3 @@ inline void expect_all_pairs_agree(const char* function, NumberFormat format, Pa
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_RANDOM_OPTIONS_H_

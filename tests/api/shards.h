@@ -1,6 +1,5 @@
 // A vocabulary in column shards: their states, merged, and from the merged state the outputs and each shard's gradient.
-#ifndef TILELOSS_TESTS_API_SHARDS_H_
-#define TILELOSS_TESTS_API_SHARDS_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -100,5 +99,3 @@ void run_sharded(const char* function, const tileloss_args& all, const Options& 
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_SHARDS_H_

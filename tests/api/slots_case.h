@@ -1,6 +1,5 @@
 // A test case of logprobs with several labels a row: its slots, beside logits or a head, and their judgement by the oracle.
-#ifndef TILELOSS_TESTS_API_SLOTS_CASE_H_
-#define TILELOSS_TESTS_API_SLOTS_CASE_H_
+#pragma once
 
 #include <algorithm>
 #include <functional>
@@ -136,5 +135,3 @@ inline std::vector<tileloss_logprobs_options> options_of_logprobs() {
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_SLOTS_CASE_H_

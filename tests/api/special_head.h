@@ -1,6 +1,5 @@
 // A small head whose logits can be anything: infinite, NaN, vast, tiny, rising and falling. For tests of what survives it.
-#ifndef TILELOSS_TESTS_API_SPECIAL_HEAD_H_
-#define TILELOSS_TESTS_API_SPECIAL_HEAD_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -142,5 +141,3 @@ inline std::vector<SpecialKind> special_kinds() {
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_API_SPECIAL_HEAD_H_

@@ -1,7 +1,6 @@
 // The memory and the queue of a device that does not exist: pages of their own, which the host cannot touch but while the device
 // runs, and work that is done only when somebody synchronises. Whatever reads or writes such memory too early faults.
-#ifndef TILELOSS_TESTS_BACKENDS_DEVICE_MEMORY_H_
-#define TILELOSS_TESTS_BACKENDS_DEVICE_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -40,5 +39,3 @@ class DeviceMemory {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_BACKENDS_DEVICE_MEMORY_H_

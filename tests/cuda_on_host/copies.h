@@ -1,6 +1,5 @@
 // A thread's copies into shared memory that go on while it does. Each is done at once, or no earlier than it must be.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_COPIES_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_COPIES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstring>
@@ -44,5 +43,3 @@ class Copies {
 };
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_COPIES_H_

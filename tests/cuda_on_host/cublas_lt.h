@@ -1,6 +1,5 @@
 // cuBLASLt on the host: what the CUDA backend uses of it, in plain loops on a stream.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -16,5 +15,3 @@ struct Products {
 Products& products();
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_CUBLAS_LT_H_

@@ -1,6 +1,5 @@
 // An array in a device's memory, for tests.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_ARRAY_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_ARRAY_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -33,5 +32,3 @@ class DeviceArray {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_ARRAY_H_

@@ -1,6 +1,5 @@
 // What kernels call, on fibers (threads.h).
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_
+#pragma once
 
 #include <algorithm>
 #include <bit>
@@ -125,5 +124,3 @@ inline void __threadfence_system() { cuda_on_host::fence(); }
 
 using std::max;
 using std::min;
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_DEVICE_CODE_H_

@@ -1,6 +1,5 @@
 // What host code calls, with CUDA's signatures and numbers (CUDA 13).
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_HOST_CALLS_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_HOST_CALLS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -217,5 +216,3 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       *config, reinterpret_cast<const void*>(kernel),
       [kernel, copies = std::tuple<Expected...>(std::forward<Actual>(arguments)...)] { std::apply(kernel, copies); });
 }
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_HOST_CALLS_H_

@@ -1,6 +1,5 @@
 // The order of things.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_RANDOM_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_RANDOM_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -24,5 +23,3 @@ class Random {  // xorshift64*
 };
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_RANDOM_H_

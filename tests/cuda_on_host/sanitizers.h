@@ -1,7 +1,6 @@
 // What sanitizers are told of fibers. Thread sanitizer's calls are there when the program has it: the files that run fibers are
 // compiled without it, so that what they do is no thread's doing.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_SANITIZERS_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_SANITIZERS_H_
+#pragma once
 
 #include <cstddef>
 
@@ -36,5 +35,3 @@ inline void release(const void* address) {
 }
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_SANITIZERS_H_

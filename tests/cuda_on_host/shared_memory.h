@@ -1,8 +1,7 @@
 // The shared memory of the blocks of one cluster. Between pages that nobody may touch; with address sanitizer on the
 // heap, as it sees single bytes. Holds 0xff when a block begins, and is nobody's any more when all threads of its block have
 // left.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_SHARED_MEMORY_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_SHARED_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <map>
@@ -40,5 +39,3 @@ class SharedMemory {
 };
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_SHARED_MEMORY_H_

@@ -1,6 +1,5 @@
 // The queues of the devices that do not exist. What a stream is given is done in its order, and only when somebody waits for it.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -95,5 +94,3 @@ bool is_apart_from_captures();  // this thread
 void forget_access();           // of memory that is no longer there (access.cpp)
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_STREAMS_H_

@@ -1,7 +1,6 @@
 // The threads of a kernel. Each is a fiber, all on the host's thread that runs the kernel; they change places only where they
 // wait.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -26,5 +25,3 @@ bool is_in_kernel();
 bool has_begun();
 
 }  // namespace cuda_on_host
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_THREADS_H_

@@ -1,6 +1,5 @@
 // CUDA's small vectors.
-#ifndef TILELOSS_TESTS_CUDA_ON_HOST_VECTOR_TYPES_H_
-#define TILELOSS_TESTS_CUDA_ON_HOST_VECTOR_TYPES_H_
+#pragma once
 
 struct uint3 {
   unsigned x, y, z;
@@ -15,5 +14,3 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-
-#endif  // TILELOSS_TESTS_CUDA_ON_HOST_VECTOR_TYPES_H_

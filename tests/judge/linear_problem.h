@@ -1,7 +1,6 @@
 // A cross-entropy with the LM head, what the oracle says of it, and implementations of it in plain loops: what the tests of
 // linear_metric.h judge.
-#ifndef TILELOSS_TESTS_CHECK_LINEAR_PROBLEM_H_
-#define TILELOSS_TESTS_CHECK_LINEAR_PROBLEM_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -142,5 +141,3 @@ class Problem {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_TESTS_CHECK_LINEAR_PROBLEM_H_

@@ -1,6 +1,5 @@
 // What the tests of gradcheck --strict share: a small check, kernels with something planted, and how findings are looked up.
-#ifndef TILELOSS_TESTS_CHECK_STRICT_SUPPORT_H_
-#define TILELOSS_TESTS_CHECK_STRICT_SUPPORT_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -110,5 +109,3 @@ inline std::set<std::string> overrun_every_tensor(const std::string& text, const
 }
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_TESTS_CHECK_STRICT_SUPPORT_H_

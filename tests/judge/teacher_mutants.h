@@ -1,6 +1,5 @@
 // Which wrong kernels of a teacher's losses the options leave room for.
-#ifndef TILELOSS_TESTS_JUDGE_TEACHER_MUTANTS_H_
-#define TILELOSS_TESTS_JUDGE_TEACHER_MUTANTS_H_
+#pragma once
 
 #include <set>
 #include <string>
@@ -24,5 +23,3 @@ inline std::set<std::string> teacher_mutants(const std::string& divergence, bool
 }
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_TESTS_JUDGE_TEACHER_MUTANTS_H_

@@ -3,8 +3,7 @@
 //   dloss / dlogp = -(1 - p_y)^gamma + gamma (1 - p_y)^(gamma - 1) p_y logp
 //   target = g dloss/dlogp, prob = -target                        (Lin et al. 2017, "Focal Loss for Dense Object Detection")
 // mean divides by the number of rows that are not ignored.
-#ifndef TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_
-#define TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_
+#pragma once
 
 #include "losses/loss.h"
 
@@ -73,5 +72,3 @@ class FocalLoss {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_LOSSES_FOCAL_LOSS_H_

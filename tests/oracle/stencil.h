@@ -1,6 +1,5 @@
 // Derivatives of a function in double, to check gradients that were written down.
-#ifndef TILELOSS_TESTS_REFERENCE_STENCIL_H_
-#define TILELOSS_TESTS_REFERENCE_STENCIL_H_
+#pragma once
 
 #include <functional>
 
@@ -20,5 +19,3 @@ inline double derivative(const std::function<double()>& function, double& variab
 }
 
 }  // namespace tileloss::oracle
-
-#endif  // TILELOSS_TESTS_REFERENCE_STENCIL_H_

@@ -1,6 +1,5 @@
 // Runs a piece of a test in a forked child.
-#ifndef TILELOSS_TESTS_SHARED_CHILD_PROCESS_H_
-#define TILELOSS_TESTS_SHARED_CHILD_PROCESS_H_
+#pragma once
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,5 +21,3 @@ inline int exit_code_of_child(const std::function<bool()>& body) {
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_CHILD_PROCESS_H_

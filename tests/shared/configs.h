@@ -1,7 +1,6 @@
 // Gradcheck's configs for tests: the repository's own, which the build has turned into JSON, or a line of settings; and the
 // tensors of a safetensors file.
-#ifndef TILELOSS_TESTS_SHARED_CONFIGS_H_
-#define TILELOSS_TESTS_SHARED_CONFIGS_H_
+#pragma once
 
 #include <filesystem>
 #include <string>
@@ -35,5 +34,3 @@ StoredTensor stored(const std::string& name, const std::string& dtype, std::vect
 }
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_TESTS_SHARED_CONFIGS_H_

@@ -1,6 +1,5 @@
 // A gradcheck in this process, perhaps of another kernel; and what is expected of it.
-#ifndef TILELOSS_TESTS_SHARED_GRADCHECK_CALL_H_
-#define TILELOSS_TESTS_SHARED_GRADCHECK_CALL_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -170,5 +169,3 @@ inline const Sets kDivergences = {"forward_kl",      "reverse_kl",     "jsd", "j
                                   "skew_reverse_kl", "total_variation"};
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_TESTS_SHARED_GRADCHECK_CALL_H_

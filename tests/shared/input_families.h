@@ -1,6 +1,5 @@
 // The inputs that have found bugs in kernels of this kind, as lists to loop over.
-#ifndef TILELOSS_TESTS_SHARED_INPUT_FAMILIES_H_
-#define TILELOSS_TESTS_SHARED_INPUT_FAMILIES_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -38,5 +37,3 @@ inline constexpr std::array<Upstream, 5> kUpstreams{Upstream::kAbsent, Upstream:
 // tile-edge column, confident targets.
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_INPUT_FAMILIES_H_

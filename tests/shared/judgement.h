@@ -1,6 +1,5 @@
 // A case's outputs, as its args have them, compared with an oracle of judge/oracles/oracle.h by the gates of gradcheck.
-#ifndef TILELOSS_TESTS_SHARED_JUDGEMENT_H_
-#define TILELOSS_TESTS_SHARED_JUDGEMENT_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <tileloss/tileloss.h>
@@ -47,5 +46,3 @@ inline bool present(const tileloss_vector& vector) { return vector.dtype != TILE
 inline float float_at(const tileloss_vector& v, std::int64_t i) { return static_cast<const float*>(v.data)[i * v.stride]; }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_JUDGEMENT_H_

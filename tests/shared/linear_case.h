@@ -4,8 +4,7 @@
 //   LinearCase c({.row = {.rows = 33, .vocab = 1000}, .hidden = 64, .head_layout = MatrixLayout::kTransposed});
 //   ASSERT_TRUE(runs("linear_cross_entropy", TILELOSS_VALUE_AND_GRAD, c.args(), &options, plan_options()));
 //   EXPECT_TRUE(agrees(check_linear_cross_entropy(c, options)));
-#ifndef TILELOSS_TESTS_SHARED_LINEAR_CASE_H_
-#define TILELOSS_TESTS_SHARED_LINEAR_CASE_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -133,5 +132,3 @@ class LinearPolicy {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_LINEAR_CASE_H_

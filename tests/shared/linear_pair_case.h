@@ -1,7 +1,6 @@
 // A test case for linear_distillation: a LinearCase for the student, another that lends its hidden states, head and bias as the
 // teacher's; and its judgement by the oracle and the bound of judge/gates/linear_metric.h.
-#ifndef TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
-#define TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_
+#pragma once
 
 #include "tests/shared/linear_case.h"
 
@@ -33,5 +32,3 @@ class LinearPair {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_LINEAR_PAIR_CASE_H_

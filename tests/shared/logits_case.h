@@ -4,8 +4,7 @@
 //   LogitsCase c({.rows = 7, .vocab = 1000, .format = kBfloat16, .distribution = "wide"});
 //   ASSERT_EQ(tileloss_cross_entropy_value_and_grad(&c.args(), &options, nullptr, nullptr), TILELOSS_OK);
 //   EXPECT_TRUE(agrees(check_cross_entropy(c, options)));
-#ifndef TILELOSS_TESTS_SHARED_LOGITS_CASE_H_
-#define TILELOSS_TESTS_SHARED_LOGITS_CASE_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <tileloss/tileloss.h>
@@ -125,5 +124,3 @@ CheckResult check_cross_entropy(const LogitsCase& c, const tileloss_cross_entrop
 CheckResult check_logprobs(const LogitsCase& c, const tileloss_logprobs_options& options);
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_LOGITS_CASE_H_

@@ -1,7 +1,6 @@
 // A test case for functions on two matrices of logits: a LogitsCase for the student, another that lends its logits as the
 // teacher's; and its judgement by the oracle and the error metric.
-#ifndef TILELOSS_TESTS_SHARED_PAIR_CASE_H_
-#define TILELOSS_TESTS_SHARED_PAIR_CASE_H_
+#pragma once
 
 #include <string>
 
@@ -42,5 +41,3 @@ class PairCase {
 CheckResult check_distillation(const PairCase& c, const tileloss_distillation_options& options);
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_PAIR_CASE_H_

@@ -4,8 +4,7 @@
 //   PolicyCase c({.logits = {.rows = 33, .vocab = 1000}, .sequences = 4, .ref_logp = true}, options);
 //   ASSERT_EQ(tileloss_policy_loss_value_and_grad(&c.args(), &options, nullptr, nullptr), TILELOSS_OK);
 //   EXPECT_TRUE(agrees(c.check()));
-#ifndef TILELOSS_TESTS_SHARED_POLICY_CASE_H_
-#define TILELOSS_TESTS_SHARED_POLICY_CASE_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -68,5 +67,3 @@ class PolicyCase {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_POLICY_CASE_H_

@@ -1,6 +1,5 @@
 // A folder of one test's own, gone with it.
-#ifndef TILELOSS_TESTS_SHARED_TEMPORARY_FOLDER_H_
-#define TILELOSS_TESTS_SHARED_TEMPORARY_FOLDER_H_
+#pragma once
 
 #include <cstdlib>
 #include <filesystem>
@@ -42,5 +41,3 @@ inline std::string read_text(const std::filesystem::path& path) {
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_TEMPORARY_FOLDER_H_

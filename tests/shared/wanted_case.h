@@ -1,7 +1,6 @@
 // Test cases for functions whose target is more than a label: class probabilities, or some columns of a teacher. A
 // LogitsCase for the logits, and guarded buffers for what is wanted; judged by the oracle and the error metric.
-#ifndef TILELOSS_TESTS_SHARED_WANTED_CASE_H_
-#define TILELOSS_TESTS_SHARED_WANTED_CASE_H_
+#pragma once
 
 #include <vector>
 
@@ -67,5 +66,3 @@ class SparseTeacherCase {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_SHARED_WANTED_CASE_H_

@@ -25,8 +25,7 @@
 // A row's normwise error, of all columns and of those off target (the target's weighs more than all others together), is held
 // against the norm of the same budgets with the slack taken out (half an ULP for the rounding plus float32 arithmetic): a store
 // that truncates keeps every component under one ULP, and fails here.
-#ifndef TILELOSS_JUDGE_GATES_ERROR_METRIC_H_
-#define TILELOSS_JUDGE_GATES_ERROR_METRIC_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -169,5 +168,3 @@ class OutputMetric {
 double bits_of(double value);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GATES_ERROR_METRIC_H_

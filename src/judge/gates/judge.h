@@ -1,6 +1,5 @@
 // The oracle beside the kernels: row by row, on all threads, never more than a row of doubles each; with the LM head some rows.
-#ifndef TILELOSS_JUDGE_GATES_JUDGE_H_
-#define TILELOSS_JUDGE_GATES_JUDGE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -62,5 +61,3 @@ std::vector<MutantVerdict> judge_linear_mutants(const GradcheckConfig& config, c
                                                 const KernelResults& results, const Verdict& verdict, ThreadTeam& team);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GATES_JUDGE_H_

@@ -34,8 +34,7 @@
 //
 // Rows not in use must have a dhidden of exactly 0, rows of dhead and elements of dbias from the valid vocabulary on exactly 0,
 // or what was there before when accumulating.
-#ifndef TILELOSS_JUDGE_GATES_LINEAR_METRIC_H_
-#define TILELOSS_JUDGE_GATES_LINEAR_METRIC_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -108,5 +107,3 @@ class LinearOracleCase {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GATES_LINEAR_METRIC_H_

@@ -7,8 +7,7 @@
 //     of a scalar loss planted |= mutant.apply_loss(&loss_copy);
 //     planted and not rejected by any gate: the check has failed.
 //   }
-#ifndef TILELOSS_JUDGE_GATES_MUTANTS_H_
-#define TILELOSS_JUDGE_GATES_MUTANTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -82,5 +81,3 @@ bool plant_gradient(const WrongRow& difference, std::int64_t cols, MutantRow& ro
 bool plant_values(const WrongRow& difference, MutantRow& row);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GATES_MUTANTS_H_

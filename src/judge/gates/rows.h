@@ -1,7 +1,6 @@
 // A row of results beside the oracle's, and the gates over all rows: what the judge, the mutants, the trace of a row and the
 // tests' cases share.
-#ifndef TILELOSS_JUDGE_GATES_ROWS_H_
-#define TILELOSS_JUDGE_GATES_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -66,5 +65,3 @@ std::vector<Gate> prefixed(const std::string& prefix, std::vector<Gate> gates);
 void append(std::vector<Gate>& gates, std::vector<Gate> more);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_GATES_ROWS_H_

@@ -11,8 +11,7 @@
 // A drawn set holds the row's label. Bits of padding are random, and so are the words of rows that are not in use. Every fourth
 // row of drawn logits, a teacher's too, holds NaN and infinity outside its set; drawn class probabilities are 0 there, but in
 // rows with the label outside.
-#ifndef TILELOSS_JUDGE_INPUTS_ALLOWED_H_
-#define TILELOSS_JUDGE_INPUTS_ALLOWED_H_
+#pragma once
 
 #include "judge/inputs/checked_function.h"
 
@@ -28,5 +27,3 @@ void draw_allowed(const GradcheckConfig& config, CheckInputs& inputs);
 void clear_outside(const GradcheckConfig& config, ThreadTeam& team, CheckInputs& inputs);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_ALLOWED_H_

@@ -1,6 +1,5 @@
 // A case's call: its arguments, and what the kernels make of them.
-#ifndef TILELOSS_JUDGE_INPUTS_CALL_H_
-#define TILELOSS_JUDGE_INPUTS_CALL_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -73,5 +72,3 @@ void allocate(const GradcheckConfig& config, LinearGradient& gradient);
 void add_gradients(const std::vector<LinearGradient>& gradients, tileloss_args& args);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_CALL_H_

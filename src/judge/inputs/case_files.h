@@ -1,8 +1,7 @@
 // A case's tensors in safetensors files: its inputs, for something else than the library to compute on, and the outputs that it
 // gives back, to be judged in place of a kernel's. The tensors have the names and dtypes of tileloss_args; values of rows come as
 // [N] or [B,T].
-#ifndef TILELOSS_JUDGE_INPUTS_CASE_FILES_H_
-#define TILELOSS_JUDGE_INPUTS_CASE_FILES_H_
+#pragma once
 
 #include <vector>
 
@@ -29,5 +28,3 @@ Json described_case(const GradcheckConfig& config, const CheckInputs& inputs);
 KernelResults read_outputs(const TensorFile& file, const GradcheckConfig& config, const CheckInputs& inputs);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_CASE_FILES_H_

@@ -1,7 +1,6 @@
 // A function of the library as a check knows it: how its inputs are drawn or read, its oracle, and the wrong kernels of its own
 // that are planted. What is compared, with which budget, is the oracle's row (judge/oracles/oracle.h).
-#ifndef TILELOSS_JUDGE_INPUTS_CHECKED_FUNCTION_H_
-#define TILELOSS_JUDGE_INPUTS_CHECKED_FUNCTION_H_
+#pragma once
 
 #include <memory>
 #include <span>
@@ -54,5 +53,3 @@ std::unique_ptr<Oracle> make_oracle(const GradcheckConfig& config, const CheckIn
 std::vector<WrongOracle> wrong_oracles(const GradcheckConfig& config, const CheckInputs& inputs);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_CHECKED_FUNCTION_H_

@@ -1,6 +1,5 @@
 // What a gradcheck config says. docs and examples: configs/gradcheck_*.yaml.
-#ifndef TILELOSS_JUDGE_INPUTS_CONFIG_H_
-#define TILELOSS_JUDGE_INPUTS_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <filesystem>
@@ -145,5 +144,3 @@ struct GradcheckConfig {
 GradcheckConfig read_gradcheck_config(const ConfigNode& root, const std::string& name);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_CONFIG_H_

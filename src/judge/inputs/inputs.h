@@ -1,6 +1,5 @@
 // The inputs of a check, drawn or from a file.
-#ifndef TILELOSS_JUDGE_INPUTS_INPUTS_H_
-#define TILELOSS_JUDGE_INPUTS_INPUTS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -108,5 +107,3 @@ using RowWork = std::function<void(const GivenRow& row, int thread)>;
 void for_each_row(const CheckInputs& inputs, std::span<const int64_t> rows, ThreadTeam& team, const RowWork& work);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_INPUTS_H_

@@ -1,6 +1,5 @@
 // gradcheck's level linear: hidden states and LM heads in place of logits, drawn or from a file.
-#ifndef TILELOSS_JUDGE_INPUTS_LINEAR_H_
-#define TILELOSS_JUDGE_INPUTS_LINEAR_H_
+#pragma once
 
 #include "judge/inputs/config.h"
 #include "judge/inputs/inputs.h"
@@ -25,5 +24,3 @@ int64_t matrix_bytes(const oracle::StoredMatrix& matrix);
 void put_row(const oracle::StoredMatrix& view, HugeBuffer& buffer, int64_t row, const char* from);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_LINEAR_H_

@@ -1,6 +1,5 @@
 // What a policy loss takes, drawn or from the file; and the mask of every function that takes one.
-#ifndef TILELOSS_JUDGE_INPUTS_POLICY_H_
-#define TILELOSS_JUDGE_INPUTS_POLICY_H_
+#pragma once
 
 #include <vector>
 
@@ -15,5 +14,3 @@ std::vector<uint8_t> make_mask(const GradcheckConfig& config, const InputRows* r
 extern const OwnInputs kPolicyInputs;
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_POLICY_H_

@@ -1,7 +1,6 @@
 // What a row is compared with besides its label, as a gradcheck config says: more labels, a teacher's logits or LM head, some
 // columns of a teacher, class probabilities.
-#ifndef TILELOSS_JUDGE_INPUTS_TARGETS_H_
-#define TILELOSS_JUDGE_INPUTS_TARGETS_H_
+#pragma once
 
 #include "judge/inputs/checked_function.h"
 
@@ -44,5 +43,3 @@ void draw_target_rows(std::span<const SpecialRow> rows, const std::vector<std::s
                       CheckInputs& inputs, const std::function<void(int64_t row, TargetRow& out)>& draw);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_INPUTS_TARGETS_H_

@@ -1,6 +1,5 @@
 // Rows of logits in double, stored or of a product, and what float32 may get wrong in each.
-#ifndef TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_
-#define TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -49,5 +48,3 @@ void for_each_linear_row(const oracle::LinearOperands& operands, const LinearNor
                          const std::function<void(const LogitsRow&)>& work);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_LOGITS_ROWS_H_

@@ -4,8 +4,7 @@
 //   const std::unique_ptr<OracleRow> row = oracle->new_row();       // one a thread
 //   const OracleValues& expected = row->compute(given);             // rows in use alone
 //   losses[i] = expected.loss; ... oracle->reduce(losses);
-#ifndef TILELOSS_JUDGE_ORACLES_ORACLE_H_
-#define TILELOSS_JUDGE_ORACLES_ORACLE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -169,5 +168,3 @@ std::string slot_name(std::string_view name, std::size_t slot);
 oracle::Transform make_transform(const Function& function);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_ORACLE_H_

@@ -1,6 +1,5 @@
 // The oracle of a policy loss: losses, metrics and row gradients, each with the error that float32's logp alone brings into it.
-#ifndef TILELOSS_JUDGE_ORACLES_POLICY_H_
-#define TILELOSS_JUDGE_ORACLES_POLICY_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -55,5 +54,3 @@ class PolicyOracle : public Oracle {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_POLICY_H_

@@ -1,7 +1,6 @@
 // The row outputs that a check judges: the one list of them on this side of the ABI, with the oracle's value of each and what
 // float32 may get wrong in it. Losses are compared with the same budget.
-#ifndef TILELOSS_JUDGE_ORACLES_ROW_OUTPUTS_H_
-#define TILELOSS_JUDGE_ORACLES_ROW_OUTPUTS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -88,5 +87,3 @@ bool argmax_agrees(const oracle::SoftmaxRow& softmax, std::int64_t output, doubl
 using RowOutputValues = std::array<std::optional<double>, kOutputCount>;
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_ROW_OUTPUTS_H_

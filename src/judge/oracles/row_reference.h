@@ -1,6 +1,5 @@
 // What a row's gradient is compared with. The budgets are those of judge/gates/error_metric.h.
-#ifndef TILELOSS_JUDGE_ORACLES_ROW_REFERENCE_H_
-#define TILELOSS_JUDGE_ORACLES_ROW_REFERENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -35,5 +34,3 @@ RowReference make_row_reference(const oracle::SoftmaxRow& softmax, const oracle:
 double others_distance(const oracle::SoftmaxRow& softmax);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_ROW_REFERENCE_H_

@@ -1,7 +1,6 @@
 // What the oracles of distillation, of a teacher's columns and of class probabilities have in common: rows that are weighed and
 // reduced as oracle::Distillation says; and the rows of the two that have a divergence.
-#ifndef TILELOSS_JUDGE_ORACLES_WEIGHTED_H_
-#define TILELOSS_JUDGE_ORACLES_WEIGHTED_H_
+#pragma once
 
 #include <cmath>
 
@@ -67,5 +66,3 @@ class DivergenceRow : public OracleRow {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_WEIGHTED_H_

@@ -1,7 +1,6 @@
 // Kernels of one function that get a row wrong as a plausible bug would. Most are right for another call, of other options or
 // tensors: the oracle of that call says what they compute.
-#ifndef TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_
-#define TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_
+#pragma once
 
 #include <memory>
 #include <span>
@@ -59,5 +58,3 @@ std::vector<WrongOracle> wrong_oracles(std::span<const WrongKernel> kernels, Mak
                                        const OracleTensors& tensors);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_ORACLES_WRONG_KERNEL_H_

@@ -1,7 +1,6 @@
 // Memory between pages without access: a read or write one element outside faults at once, also from masked vector
 // instructions, gathers and other accesses that AddressSanitizer does not see.
-#ifndef TILELOSS_JUDGE_STRICT_GUARD_BUFFER_H_
-#define TILELOSS_JUDGE_STRICT_GUARD_BUFFER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -59,5 +58,3 @@ class GuardBuffer {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_STRICT_GUARD_BUFFER_H_

@@ -1,6 +1,5 @@
 // The tensors of a call in memory where every access outside them faults, and what can be said of such a fault.
-#ifndef TILELOSS_JUDGE_STRICT_GUARDED_ARGS_H_
-#define TILELOSS_JUDGE_STRICT_GUARDED_ARGS_H_
+#pragma once
 
 #include <tileloss/tileloss.h>
 
@@ -90,5 +89,3 @@ class GuardedArgs {
 };
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_STRICT_GUARDED_ARGS_H_

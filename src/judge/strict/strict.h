@@ -1,7 +1,6 @@
 // A call of the shipped kernels where every access outside a tensor faults. It is made once for each layout of guard-page
 // buffers, in a child process, so that a fault ends only that; the results must have the bits of an ordinary call.
-#ifndef TILELOSS_JUDGE_STRICT_STRICT_H_
-#define TILELOSS_JUDGE_STRICT_STRICT_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -36,5 +35,3 @@ void call_strictly(const Function& function, tileloss_pass pass, const tileloss_
                    const KernelCall& kernel, StrictReport& report);
 
 }  // namespace tileloss::tools
-
-#endif  // TILELOSS_JUDGE_STRICT_STRICT_H_

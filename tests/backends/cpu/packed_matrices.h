@@ -1,6 +1,5 @@
 // What the suites of the products share: matrices between guard pages, packed and multiplied.
-#ifndef TILELOSS_TESTS_BACKENDS_CPU_PACKED_MATRICES_H_
-#define TILELOSS_TESTS_BACKENDS_CPU_PACKED_MATRICES_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -127,5 +126,3 @@ inline std::vector<float> product(const Matrix& a, const Matrix& b, Compute comp
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_BACKENDS_CPU_PACKED_MATRICES_H_

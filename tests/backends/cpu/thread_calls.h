@@ -1,6 +1,5 @@
 // Calls that are large enough to be split among threads, for the suites of the pool and of executors.
-#ifndef TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_
-#define TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -33,5 +32,3 @@ inline std::vector<unsigned char> single_threaded_outputs(const LogitsCaseSpec& 
 }
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_BACKENDS_CPU_THREAD_CALLS_H_

@@ -1,7 +1,6 @@
 // A device that does not exist, to show what a new one has to bring: sweeps in plain loops, and a queue. Its memory is out of the
 // host's reach but while it runs, and it runs when somebody synchronises (tests/backends/device_memory.h).
-#ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
-#define TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_
+#pragma once
 
 #include <chrono>
 #include <cstring>
@@ -74,5 +73,3 @@ class ToyBackend final : public impl::Backend {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_BACKENDS_TOY_TOY_BACKEND_H_

@@ -1,7 +1,6 @@
 // The toy's sweeps, row by row in plain loops over double: what a device has to bring of its own. Run where its memory can be
 // read.
-#ifndef TILELOSS_TESTS_BACKENDS_TOY_TOY_SWEEPS_H_
-#define TILELOSS_TESTS_BACKENDS_TOY_TOY_SWEEPS_H_
+#pragma once
 
 #include <vector>
 
@@ -62,5 +61,3 @@ class ToySweeps {
 };
 
 }  // namespace tileloss::test
-
-#endif  // TILELOSS_TESTS_BACKENDS_TOY_TOY_SWEEPS_H_
