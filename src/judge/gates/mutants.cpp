@@ -228,12 +228,12 @@ constexpr std::array kMutants{
 std::span<const Mutant> all_mutants() { return kMutants; }
 
 bool Mutant::apply_row(const MutantContext& context, const MutantRowOracle& oracle, MutantRow& row) const {
-  return change_row != nullptr ? change_row(context, oracle, row)
-                               : apply_loss(row.loss, !oracle.softmax->transform().is_identity());
+  if (change_row != nullptr) return change_row(context, oracle, row);
+  return row.loss != nullptr && apply_loss(row.loss, !oracle.softmax->transform().is_identity());
 }
 
 bool Mutant::apply_loss(float* loss, bool transformed) const {
-  return loss != nullptr && change_loss != nullptr && alter_loss(loss, change_loss(*loss), transformed);
+  return change_loss != nullptr && alter_loss(loss, change_loss(*loss), transformed);
 }
 
 bool plant_gradient(const WrongRow& difference, std::int64_t cols, MutantRow& row) {
