@@ -74,21 +74,26 @@ def test_the_planted_bug_fails_and_is_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "failures"),
+    ("name", "failures", "with_avx2"),
     [
-        ("tileloss-torch", set()),
-        ("tileloss-jax", set()),
+        ("tileloss-torch", set(), set()),
+        ("tileloss-jax", set(), set()),
         # Its mean over no row is NaN, as it documents; a head in bfloat16 gives logits in bfloat16, which is the bug itself.
-        ("torch-float32", {"pytorch-116349", "axolotl-1601", "trl-4303", "marin-8217"}),
+        # Without AVX-512 its dlogits of two cases are 1.06 and 1.11 of the normwise bound off.
+        (
+            "torch-float32",
+            {"pytorch-116349", "axolotl-1601", "trl-4303", "marin-8217"},
+            {"liger-kernel-1329", "ml-cross-entropy-59"},
+        ),
     ],
 )
-def test_no_false_alarm(name: str, failures: set[str], tmp_path: Path) -> None:
+def test_no_false_alarm(name: str, failures: set[str], with_avx2: set[str], tmp_path: Path) -> None:
     output = tmp_path / "results.jsonl"
     run(["audit", f"--impl={name}", "--case=bug/*", f"--output={output}", "--quiet"])
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(lines) == len(BUGS)
     bad = {x["case"].removeprefix("bug/") for x in lines if x["status"] not in ("pass", "refused")}
-    assert bad == failures
+    assert bad in (failures, failures | with_avx2)
     refused = [x for x in lines if x["status"] == "refused"]
     assert not refused or name == "torch-float32"
 
