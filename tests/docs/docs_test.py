@@ -174,7 +174,8 @@ def check_quick_commands(root):
                     env={**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"},
                 )
                 print(f"exit {done.returncode}: {line}")
-                if bool(done.returncode) != ("fails, as it should" in comment):
+                may_fail = "may fail" in comment and done.returncode == 1
+                if not may_fail and bool(done.returncode) != ("fails, as it should" in comment):
                     findings.append(
                         f"{document.name}: exit {done.returncode} of: {line}\n{done.stdout[-800:]}{done.stderr[-800:]}"
                     )
