@@ -11,6 +11,12 @@ from typing import Generic, TypedDict, TypeVar
 Array = TypeVar("Array")  # of a framework
 
 
+class _Mean(TypedDict, Generic[Array], total=False):
+    """Of functions that reduce their rows: the denominator, which is each call's own."""
+
+    num_items: float | Array | None
+
+
 class LogprobsArguments(TypedDict, Generic[Array], total=False):
     # generated: row_inputs of logprobs
     allowed: Array | None
@@ -37,13 +43,12 @@ class CrossEntropyOptions(TypedDict, Generic[Array], total=False):
     # end of generated
 
 
-class CrossEntropyArguments(CrossEntropyOptions[Array], total=False):
+class CrossEntropyArguments(CrossEntropyOptions[Array], _Mean[Array], total=False):
     # generated: row_inputs of cross_entropy
     mask: Array | None
     token_weights: Array | None
     allowed: Array | None
     # end of generated
-    num_items: float | Array | None
 
 
 class PolicyLossOptions(TypedDict, Generic[Array], total=False):
@@ -89,7 +94,7 @@ class PolicyLossOptions(TypedDict, Generic[Array], total=False):
     # end of generated
 
 
-class PolicyLossArguments(PolicyLossOptions[Array], total=False):
+class PolicyLossArguments(PolicyLossOptions[Array], _Mean[Array], total=False):
     # generated: row_inputs of policy_loss
     mask: Array | None
     sequence_offsets: Array | None
@@ -99,7 +104,6 @@ class PolicyLossArguments(PolicyLossOptions[Array], total=False):
     allowed: Array | None
     preset: str | None
     # end of generated
-    num_items: float | Array | None
 
 
 class DistillationOptions(TypedDict, Generic[Array], total=False):
@@ -122,13 +126,12 @@ class DistillationOptions(TypedDict, Generic[Array], total=False):
     # end of generated
 
 
-class DistillationArguments(DistillationOptions[Array], total=False):
+class DistillationArguments(DistillationOptions[Array], _Mean[Array], total=False):
     # generated: row_inputs of distillation
     mask: Array | None
     token_weights: Array | None
     allowed: Array | None
     # end of generated
-    num_items: float | Array | None
 
 
 class SparseDistillationOptions(TypedDict, Generic[Array], total=False):
@@ -149,10 +152,9 @@ class SparseDistillationOptions(TypedDict, Generic[Array], total=False):
     # end of generated
 
 
-class SparseDistillationArguments(SparseDistillationOptions[Array], total=False):
+class SparseDistillationArguments(SparseDistillationOptions[Array], _Mean[Array], total=False):
     # generated: row_inputs of sparse_distillation
     mask: Array | None
     token_weights: Array | None
     allowed: Array | None
     # end of generated
-    num_items: float | Array | None
