@@ -35,7 +35,7 @@ from tileloss.jax.allowed import allowed_classes, checked_allowed
 
 # By their names in tileloss_args, as the public functions have them.
 SHOWN = {"class_weights": "weight", "target_probs": "labels", "teacher_logits": "teacher"}
-_IN_ABI = {"weight": "class_weights", "teacher": "teacher_logits"}
+_IN_ABI = {shown: name for name, shown in SHOWN.items() if shown != "labels"}
 _LAYOUTS = ("HV", "VH")
 Arrays = dict[str, Array]
 
