@@ -122,7 +122,8 @@ def empty_slots(labels: Any, first: Any, ignore_index: Value) -> Tensor | None:
     if not has_none or not isinstance(labels, Tensor):
         return None
     dtype = torch.int64 if labels.dtype == torch.uint8 else labels.dtype
-    ignored = ignore_index if isinstance(ignore_index, int) else -100
+    usual = int(FUNCTIONS["logprobs"].options["ignore_index"].default)
+    ignored = ignore_index if isinstance(ignore_index, int) else usual
     return labels.new_full((*labels.shape[:-1], 1), ignored, dtype=dtype)
 
 
