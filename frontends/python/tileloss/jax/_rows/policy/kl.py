@@ -19,7 +19,7 @@ from tileloss.jax._rows.options import Options
 
 
 class Kl(NamedTuple):
-    """float32 [N] each; NaN in d is NaN in both."""
+    """float32 [N] each; a value of NaN (d is NaN, or k3 of an infinite d) has a gradient of NaN."""
 
     value: Array
     dlogp: Array
@@ -31,14 +31,15 @@ def estimate_kl(difference: Array, options: Options) -> Kl:
     d = jnp.where(is_clamped, jnp.copysign(jnp.float32(bound), difference), difference)
     kl = ESTIMATORS[options.choice("kl_estimator")](d)
     is_capped = jnp.abs(kl.value) > largest
+    dlogp = jnp.where(is_clamped | is_capped, 0.0, kl.dlogp)
     return Kl(
         value=jnp.where(is_capped, jnp.copysign(jnp.float32(largest), kl.value), kl.value),
-        dlogp=jnp.where(is_clamped | is_capped, 0.0, kl.dlogp),
+        dlogp=jnp.where(jnp.isnan(kl.value), kl.value, dlogp),
     )
 
 
 def _k1(d: Array) -> Kl:
-    return Kl(-d, jnp.where(jnp.isnan(d), d, 1.0))
+    return Kl(-d, jnp.ones_like(d))
 
 
 def _k2(d: Array) -> Kl:
