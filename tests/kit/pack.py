@@ -19,6 +19,9 @@ FILES = {"LICENSE": "LICENSE", "tests/kit/run.py": "run",
          "tests/backends/cuda/small_model.txt": "small_model.txt",
          **{f"tests/kit/{name}.py": f"{name}.py" for name in ("first", "rows", "steps", "versions")}}  # fmt: skip
 
+BINARIES = {**{name: f"site/tileloss/lib/{name}" for name in ("libtileloss.so", "libtileloss_xla.so", "libtileloss_judge.so")},
+            "api_test": "bin/api_test"}  # fmt: skip
+
 
 def git(*arguments: str) -> str:
     return subprocess.run(
@@ -48,13 +51,8 @@ def pack(build: Path, cuda: Path, peers: Path | None, output: Path) -> None:
     (output / "pytest.ini").write_text(
         "[pytest]\nmarkers = full: in a checkout, of the second tier\n"
     )
-    binaries = {
-        build / "libtileloss.so": "site/tileloss/lib/libtileloss.so",
-        build / "libtileloss_xla.so": "site/tileloss/lib/libtileloss_xla.so",
-        cuda: "site/tileloss/lib/libtileloss_cuda.so",
-        build / "libtileloss_judge.so": "site/tileloss/lib/libtileloss_judge.so",
-        build / "api_test": "bin/api_test",
-    }
+    binaries = {build / name: destination for name, destination in BINARIES.items()}
+    binaries[cuda] = "site/tileloss/lib/libtileloss_cuda.so"
     for binary, destination in binaries.items():
         target = output / destination
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "kit"))
+import pack  # noqa: E402
 import run as kit  # noqa: E402
 from steps import STEPS, Command, Step  # noqa: E402
+
+from tileloss._core.library import library_path  # noqa: E402
 
 KIT = ROOT / "build" / "kit"
 
@@ -119,6 +122,11 @@ def test_no_step_begins_after_the_end(folder: Path, monkeypatch: pytest.MonkeyPa
     ]
     assert kit.run("check", steps, folder) == 1
     assert outcomes(folder) == {"sleeps": "stopped after 1 s", "passes": "no time was left"}
+
+
+def test_no_binary_names_a_path_of_this_machine() -> None:
+    for name in pack.BINARIES:
+        assert str(ROOT).encode() not in (library_path().parent / name).read_bytes(), name
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""The repository's configs as JSON, by name, for the C++ tests: configs.py OUT.json CONFIG.yaml..."""
+"""The repository's configs as JSON, by name, for the C++ tests: configs.py OUT.json CONFIG.yaml... Paths in them are absolute."""
 
 import json
 import sys
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import yaml
 
-configs = {
-    Path(name).name: yaml.load(Path(name).read_text(), yaml.BaseLoader) for name in sys.argv[2:]
-}
+configs = {}
+for path in map(Path, sys.argv[2:]):
+    config = configs[path.name] = yaml.load(path.read_text(), yaml.BaseLoader)
+    for part in config.values():
+        if isinstance(part, dict) and "path" in part:
+            part["path"] = str((path.parent / part["path"]).resolve())
 Path(sys.argv[1]).write_text(json.dumps(configs))
