@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import mmap
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -141,8 +142,7 @@ def test_the_memory_serves_a_compiled_step_too(name: str) -> None:
     assert len(addresses) == 1
 
 
-def test_a_forked_child_has_its_own_copy() -> None:
-    """Of the gradients that the parent holds, and of the memory that it keeps."""
+def fork_beside_gradients() -> None:
     given = large_head()
     gradients = gradients_of("linear_cross_entropy", *given)
     values = [g.clone() for g in gradients]
@@ -165,6 +165,15 @@ def test_a_forked_child_has_its_own_copy() -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert all(torch.equal(a, b) for a, b in zip(gradients, values, strict=True))
     assert gradient_of("cross_entropy", *large_batch()).data_ptr() == address
+
+
+def test_a_forked_child_has_its_own_copy() -> None:
+    """Of the gradients that the parent holds, and of the memory that it keeps. In a process of its own: torch refuses a backward
+    in a fork of one where a compiled program has run."""
+    parent = multiprocessing.get_context("spawn").Process(target=fork_beside_gradients)
+    parent.start()
+    parent.join()
+    assert parent.exitcode == 0
 
 
 def test_a_gradient_in_use_keeps_its_memory() -> None:
