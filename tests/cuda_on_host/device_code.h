@@ -99,6 +99,7 @@ T __shfl_xor_sync(unsigned mask, T value, int flip, cuda_on_host::Place at = cud
 
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline int __popc(unsigned word) { return std::popcount(word); }
 inline int atomicExch(int* at, int value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
 template <class T>
 T atomicAdd(T* at, T value) {

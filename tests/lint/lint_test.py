@@ -192,10 +192,19 @@ class Kernels(LintTest):
         self.write("src/backends/cuda/rows.cu", without)
         self.assert_names(lint.lint_kernels(self.root), "rows.cu:2")
 
-    def test_what_nvcc_makes_a_constant_of_is_named(self):
-        counts = self.BEGINS + "__device__ int f(unsigned x) { return std::countr_zero(x); }\n"
-        self.write("src/backends/cuda/rows.h", counts)
-        self.assert_names(lint.lint_kernels(self.root), "std::countr_zero, which nvcc")
+    def test_what_nvcc_leaves_out_is_named_wherever_devices_run_it(self):
+        counts = "__device__ int f(unsigned x) { return std::countr_zero(x); }\n"
+        self.write("src/backends/cuda/rows.h", self.BEGINS + counts)
+        own = "TILELOSS_HOST_DEVICE inline void f(int* x) { std::copy(x, x + 3, x + 3); }\n"
+        self.write("src/core/rows.h", own)
+        kernels, core = lint.lint_kernels(self.root)
+        self.assert_names([kernels], "cuda/rows.h:7: std::countr_zero, which nvcc")
+        self.assert_names([core], "core/rows.h:1: std::copy,")
+
+    def test_what_the_host_alone_runs_may_call_it(self):
+        self.write("src/backends/cuda/rows.h", self.BEGINS)
+        self.write("src/backends/cuda/plan.cpp", "int f(unsigned x) { return std::popcount(x); }\n")
+        self.assertEqual(lint.lint_kernels(self.root), [])
 
     def test_no_kernels_do_not_pass(self):
         self.assert_names(lint.lint_kernels(self.root), "no kernels")

@@ -25,9 +25,9 @@ static __global__ void __launch_bounds__(kMaxThreads) count_allowed(SweepJob job
   for (std::int64_t j = std::int64_t{threadIdx.x} * 32; j < job.columns; j += std::int64_t{blockDim.x} * 32) {
     std::uint32_t word = allowed.words == nullptr ? 0xffffffffu : load(allowed.words + j / 32);
     if (job.columns - j < 32) word &= (1u << (job.columns - j)) - 1;
-    count += std::popcount(word);
+    count += __popc(word);
     for (; sums_weights && word != 0; word &= word - 1) {
-      const int lowest = std::popcount((word & -word) - 1);  // std::countr_zero() is 32 in nvcc 13's code, whatever the word
+      const int lowest = __popc((word & -word) - 1);
       weight += static_cast<double>(job.weight(j + lowest));
     }
   }
