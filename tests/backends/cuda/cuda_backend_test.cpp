@@ -173,19 +173,29 @@ class LittleMemory {
   cuda_on_host::Properties before_;
 };
 
-// Held by clusters of 1, 2, 4 and 8 blocks or read twice, aligned or not, in place or not, whatever runs when.
+// Held by clusters of 1, 2, 4 and 8 blocks or read twice, aligned or not, in place or not, of all columns or some, whatever runs
+// when.
 TEST_F(OnCuda, ClustersAndTwoReadsGiveTheSameBits) {
   struct Case {
     std::int64_t vocab;
     int slice_bytes;
     float label_smoothing;
+    bool is_masked = false;
   };
   // Of 8, 4, 2 and 1 blocks; with threads that have several groups at once; by the kernels of other sums, too.
-  for (const auto& [vocab, slice_bytes, label_smoothing] :
-       {Case{300, 80, 0}, Case{317, 176, 0.125f}, Case{300, 304, 0}, Case{33507, 40000, 0.125f}, Case{41003, 42000, 0}}) {
+  for (const auto& [vocab, slice_bytes, label_smoothing, is_masked] :
+       {Case{300, 80, 0}, Case{317, 176, 0.125f}, Case{300, 304, 0}, Case{33507, 40000, 0.125f}, Case{41003, 42000, 0},
+        Case{300, 80, 0, true}, Case{41003, 42000, 0, true}}) {
     const LittleMemory little(slice_bytes);
     vocab_ = vocab;
     options_.label_smoothing = label_smoothing;
+    const std::int64_t words_of_a_row = (vocab + 31) / 32;
+    std::vector<std::int32_t> words(static_cast<std::size_t>(kRows * words_of_a_row));
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = i % 5 == 0 ? 0 : static_cast<std::int32_t>(i * 2654435761u);
+    for (std::int64_t k = 0; k < words_of_a_row; ++k) words[static_cast<std::size_t>(3 * words_of_a_row + k)] = -1;
+    for (const auto& [row, label] : {std::pair{0, 0}, {1, 299}, {4, 150}})
+      words[static_cast<std::size_t>(row * words_of_a_row + label / 32)] |= 1 << label % 32;
+    const DeviceArray<std::int32_t> allowed(words);
     std::vector<std::uint16_t> first;
     std::vector<float> loss;
     for (const auto kernel : {TILELOSS_CUDA_KERNEL_TWO_READS, TILELOSS_CUDA_KERNEL_CLUSTER}) {
@@ -195,6 +205,8 @@ TEST_F(OnCuda, ClustersAndTwoReadsGiveTheSameBits) {
         const DeviceArray<std::uint16_t> elsewhere(logits_->get());
         const bool is_in_place = offset == 0 || vocab > kVocab;
         if (!is_in_place) args_.dlogits.data = elsewhere.data() + offset;
+        if (is_masked)
+          args_.allowed = on_cuda(tileloss_make_matrix(allowed.data(), TILELOSS_INT32, kRows, words_of_a_row, words_of_a_row));
         ASSERT_TRUE(succeeds(run(kernel)));
         cudaDeviceSynchronize();
         const std::vector<std::uint16_t> d = rows_of(is_in_place ? logits_->get() : elsewhere.get(), offset);
