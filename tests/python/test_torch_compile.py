@@ -257,7 +257,7 @@ def test_an_exported_program_is_trained(name: str, strict: bool) -> None:
             self.rest = torch.nn.ParameterList(p.leaves(name)[1:])
 
         def forward(self, first: Tensor) -> Tensor:
-            return run(name, constant, first, *self.rest)
+            return run(name, constant, first, *list(self.rest))
 
     p = problem()
     constant = replace(p, weight=p.weight.detach())  # a teacher's head

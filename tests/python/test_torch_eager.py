@@ -182,7 +182,7 @@ def test_what_a_step_costs_on_the_host(name: str, mode: dict[str, Any]) -> None:
         leaves = [x * 1 if in_place else x for x in p.leaves(name)]
         run(name, p, *leaves, **mode).backward()
 
-    assert host_calls(step) - torchs <= (165 if "linear" in name else 135)
+    assert host_calls(step) - torchs <= (170 if "linear" in name else 140)
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
