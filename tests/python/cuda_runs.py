@@ -48,6 +48,6 @@ def run_on(device: str, *arguments: str | Path, devices: int = 1, **more: str) -
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert run.returncode == 0, run.stdout + run.stderr
