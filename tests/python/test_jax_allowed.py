@@ -152,6 +152,14 @@ def test_a_label_outside_and_a_row_without_tokens() -> None:
     assert not gradient[:2][~is_in[:2]].any() and np.isnan(gradient[2]).all()
 
 
+def test_no_rows() -> None:
+    labels, words = jnp.zeros(0, jnp.int32), jnp.zeros((0, 3), jnp.int32)
+    loss, gradient = jax.value_and_grad(lambda x: tj.cross_entropy(x, labels, allowed=words))(
+        jnp.zeros((0, V))
+    )
+    assert loss == 0 and gradient.shape == (0, V)
+
+
 def test_shards_take_the_words_of_their_columns() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     x, columns = jax.random.normal(keys[0], (B, T, 256)), 256

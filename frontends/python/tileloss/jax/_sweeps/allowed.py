@@ -13,7 +13,7 @@ def tile_of(words: Array, start: Array | int, width: int) -> Array:
     """bool [N, width] or [1, width]: whether columns from ``start`` on, a multiple of 32, are in the sets."""
     here = lax.dynamic_slice_in_dim(words, start // WORD, words_of(width), axis=1)
     bits = here[:, :, None] >> jnp.arange(WORD, dtype=jnp.int32)[None, None]
-    return (bits & 1).astype(bool).reshape(words.shape[0], -1)[:, :width]
+    return (bits & 1).astype(bool).reshape(words.shape[0], here.shape[1] * WORD)[:, :width]
 
 
 def contains(words: Array, columns: Array) -> Array:
