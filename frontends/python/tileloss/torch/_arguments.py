@@ -304,6 +304,10 @@ def _as_scalar(function: Function, name: str, value: Tensor, device: torch.devic
         raise ValueError(
             f"{name}: expected a number or a tensor of one element, got shape {list(value.shape)}"
         )
+    if value.is_complex() or value.is_meta:
+        raise TypeError(
+            f"{name}: expected a real number with a value, got {value.dtype} on {value.device}"
+        )
     refuse_gradient(name, value)
     is_fed = device.type != "cpu"  # on the way to the CPU the value has to be there
     is_there = type(value) is Tensor and not torch.compiler.is_compiling()  # or somebody traces
@@ -312,6 +316,8 @@ def _as_scalar(function: Function, name: str, value: Tensor, device: torch.devic
         raise ValueError(
             f"{name}: expected a number or a tensor on {device}, as a CUDA graph is being captured, got a tensor on cpu"
         )
+    if is_there and value.is_cpu and value.isnan():  # to the library an option that is not given
+        raise ValueError(f"{name}: expected a number, got nan")
     return value.detach().to(device, torch.float32, non_blocking=is_fed).reshape(1)
 
 
@@ -338,7 +344,7 @@ def check_float(name: str, tensor: Tensor, device: torch.device | None = None) -
 
 
 def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None:
-    """``device``: that of input, where the other tensors have to be; None: this is input."""
+    """``device``: that of input, where the other tensors have to be; None: this is input. All lie by strides."""
     if device is None:
         if not (tensor.is_cpu or tensor.is_cuda):
             raise NotImplementedError(
@@ -348,6 +354,16 @@ def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None
         raise ValueError(
             f"{name}: expected a tensor on {device}, where input is, got one on {tensor.device}"
         )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise TypeError(f"{name}: expected a dense tensor, torch.strided, got {layout}")
+
+
+def check_flag(name: str, value: Any, *more: None) -> None:
+    """Raises where ``value`` is neither True nor False, nor ``more``."""
+    if not isinstance(value, bool) and value not in more:
+        words = "True, False or None" if more else "True or False"
+        raise TypeError(f"{name}: expected {words}, got {value!r}")
 
 
 def check_last_dimension(input: Tensor, least: int = 1) -> None:

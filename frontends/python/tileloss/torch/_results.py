@@ -21,6 +21,7 @@ from tileloss.torch._arguments import (
     Unchecked,
     Value,
     autocast_dtype,
+    check_flag,
     checked_tensors,
     encode,
     is_per_row,
@@ -159,6 +160,8 @@ def _way_of(
     inplace_backward: bool,
 ) -> _Way:
     """``name``: the function's at the student's level."""
+    check_flag("grad_in_forward", grad_in_forward, None)
+    check_flag("inplace_backward", inplace_backward)
     op = OPERATORS[name]
     named = {name: given[name] for name in PUBLIC_OPTIONS[op.name] if name in given}
     options = (*encode(op.name, named, student.first.device, preset), *student.head_options)

@@ -13,6 +13,7 @@ from tileloss._core.other_names import explains_names
 from tileloss.torch._arguments import (
     Unchecked,
     Value,
+    check_flag,
     checked_logits,
     may_have_shape,
 )
@@ -218,6 +219,7 @@ def _policy_loss(
     student: Unchecked, given: dict[str, Any], return_metrics: bool, *how: Any
 ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
     """``how``: grad_in_forward and, from logits, inplace_backward."""
+    check_flag("return_metrics", return_metrics)
     preset, outputs = given.pop("preset", None) or "", ("metrics",) if return_metrics else ()
     given = policy_options(given, given["labels"], given["advantages"])
     results = results_of("policy_loss", student, given, outputs, *how, preset=preset)

@@ -21,6 +21,7 @@ from tileloss.torch._arguments import (
     Options,
     Student,
     Value,
+    check_flag,
     checked_logits,
     checked_tensors,
     encode,
@@ -209,6 +210,9 @@ def _take_local_shards(given: Given, group: Group) -> Given:
 
 def _prepare(given: Given) -> Prepared:
     """The arguments, when tileloss.torch's checks of the same ones are done."""
+    check_flag("grad_in_forward", given.grad_in_forward, None)
+    check_flag("inplace_backward", given.inplace_backward)
+    check_flag("return_metrics", given.return_metrics)
     options = dict(given.options())
     start, valid_vocab = given.vocab_start, options.pop("valid_vocab", None)
     for name, value, least in (("vocab_start", start, 0), ("valid_vocab", valid_vocab, 1)):
