@@ -66,6 +66,7 @@ T* cluster_peer(T* mine, unsigned rank) {
 
 // ex2.approx.ftz.f32. What kernels call by the names of the C library is the device's, too (device_math.cpp).
 float exp2_approx(float x);
+float exp2_of_device(float x);  // std::exp2 in a kernel, ex2.approx.f32
 
 // What was given to streams; and, for the kernels' wrappers of loads and stores of global memory, which stop where a device may
 // not touch the address, what they moved.

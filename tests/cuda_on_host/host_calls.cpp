@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/cuda_on_host/device_code.h"
+#include "tests/cuda_on_host/ptx_beside.h"
 #include "tests/cuda_on_host/streams.h"
 #include "tests/cuda_on_host/threads.h"
 
@@ -345,11 +346,12 @@ void set_seed(std::uint64_t seed) {
   devices().random = Random(seed);
 }
 
-cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
+                         ArgumentBytes arguments) {
   const Lock lock(devices().mutex);
   if (devices().properties.devices == 0) return say(cudaErrorNoDevice);
   if (devices().properties.compute_capability < 80) return say(cudaErrorNoKernelImageForDevice);  // as nvcc is told
-  Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body)};
+  Kernel launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, 0, std::move(body), kernel, std::move(arguments)};
   bool overlaps = false;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
@@ -375,7 +377,7 @@ cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, s
   if (queue->device != current_device()) return say(cudaErrorInvalidResourceHandle);
   Step step;
   step.devices = 1u << queue->device;
-  step.work = [launch = std::move(launch)] { run(launch, devices().random); };
+  step.work = [launch = std::move(launch)] { run_beside_ptx(launch, devices().random); };
   ++counters().queued;
   counters().overlapping += overlaps ? 1 : 0;
   return say(devices().give(queue, std::move(step)));

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "tests/cuda_on_host/vector_types.h"
 
@@ -203,7 +204,10 @@ class OwnContext {
 // The order of blocks and threads; at first TILELOSS_CUDA_SEED, or 1.
 void set_seed(std::uint64_t seed);
 
-cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body);
+using ArgumentBytes = std::vector<std::vector<std::byte>>;  // none where nobody asks for them
+bool is_beside_ptx();
+cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
+                         ArgumentBytes arguments = {});
 
 }  // namespace cuda_on_host
 
@@ -212,7 +216,15 @@ template <class... Expected, class... Actual>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Actual&&... arguments) {
   static_assert(sizeof...(Expected) == sizeof...(Actual));
   static_assert((std::is_trivially_copyable_v<Expected> && ...), "a device gets the bytes");
+  const std::tuple<Expected...> copies(std::forward<Actual>(arguments)...);
+  cuda_on_host::ArgumentBytes bytes;
+  if (cuda_on_host::is_beside_ptx()) {
+    const auto add = [&bytes](const auto& argument) {
+      const auto* const begin = reinterpret_cast<const std::byte*>(&argument);
+      bytes.emplace_back(begin, begin + sizeof argument);
+    };
+    std::apply([&add](const auto&... all) { (add(all), ...); }, copies);
+  }
   return cuda_on_host::queue_kernel(
-      *config, reinterpret_cast<const void*>(kernel),
-      [kernel, copies = std::tuple<Expected...>(std::forward<Actual>(arguments)...)] { std::apply(kernel, copies); });
+      *config, reinterpret_cast<const void*>(kernel), [kernel, copies] { std::apply(kernel, copies); }, std::move(bytes));
 }

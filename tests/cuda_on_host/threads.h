@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 #include "tests/cuda_on_host/random.h"
 #include "tests/cuda_on_host/vector_types.h"
@@ -15,6 +16,8 @@ struct Kernel {
   unsigned cluster = 1;  // blocks, along x
   std::size_t dynamic_bytes = 0, most_shared_bytes = 0;
   std::function<void()> body;
+  const void* function = nullptr;
+  std::vector<std::vector<std::byte>> arguments;  // where PTX runs beside it (ptx_beside.h)
 };
 
 // One kernel at a time.
