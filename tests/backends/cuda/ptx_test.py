@@ -34,7 +34,7 @@ NOT_REACHED = {
     KERNEL + "14backward_chunkINS1_14SlopesOfLogitsINS0_8Bfloat16ELb1EEELb1EEEvT_NS1_4RowsINS6_2ToEEE",
     KERNEL + "14backward_chunkINS1_15SlopesAsOfWordsELb1EEEvT_NS1_4RowsINS4_2ToEEE",
 }
-# A test, a kernel, what of its PTX becomes what, and what is said. The first two are what the first GPU found: a kernel without
+# A test, a kernel, what of its PTX becomes what, and what is said. The first two are such as the first GPU found: a kernel without
 # code, and a function of the host's that is 0 on a device.
 FAULTS = [
     ("AllowedShards.*", "10begin_callINS1_9BeginningEEEvT_", KERNEL, "_ZN", "no PTX of the kernel"),
