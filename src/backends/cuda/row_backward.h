@@ -52,7 +52,7 @@ __device__ __forceinline__ float column_slope(const GradientRow& g, float x, std
   } else {
     float dx = e * (g.prob_t == 0 ? g.prob : static_cast<float>(g.prob_base + g.prob_t * static_cast<double>(t)));
     if (e == 0 && !std::isnan(g.prob)) dx = 0;  // t may be -inf
-    if (g.uniform != 0) dx += g.uniform * job.weight(column);
+    if (g.uniform != 0 && column < job.columns) dx += g.uniform * job.weight(column);
     if (exponents.has_softcap) dx *= capped_slope(exponents.inner, x);
     return dx;
   }

@@ -37,7 +37,7 @@ struct SweepJob {
   float* largest = nullptr;  // not null: a row's largest logit, as it lies in memory, which the forward writes
   AllowedRows allowed;
 
-  __device__ float weight(std::int64_t column) const { return class_weights == nullptr ? 1 : class_weights[column]; }
+  __device__ float weight(std::int64_t column) const { return class_weights == nullptr ? 1 : load(class_weights + column); }
 };
 
 }  // namespace tileloss::impl::cuda
