@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/cuda_on_host/streams.h"
+
 namespace cuda_on_host {
 namespace {
 
@@ -159,11 +161,26 @@ std::byte* PtxMachine::shared_place(const Thread& thread, std::uint64_t at, std:
   return reinterpret_cast<std::byte*>(const_cast<std::uint64_t*>(shared_.data())) + shared_bytes_ * thread.block + at;
 }
 
-std::byte* PtxMachine::place(const Thread& thread, const PtxInstruction& i, std::size_t bytes) const {
+std::byte* PtxMachine::place(const Thread& thread, const PtxInstruction& i, std::size_t bytes) {
   const std::uint64_t at = thread.registers[i.from[0]] + static_cast<std::uint64_t>(i.offset);
   if (i.is_shared && i.kind != PtxKind::kCopy) return shared_place(thread, static_cast<std::uint32_t>(at), bytes);
   if (at % bytes != 0) stop(thread, "an address that is not aligned");
+  if (at < found_begin_ || at + bytes > found_end_) {
+    find(at);
+    if (at < found_begin_ || at + bytes > found_end_) stop(thread, "an address of no memory");
+  }
   return reinterpret_cast<std::byte*>(at);
+}
+
+// What of memory has the address: a piece of the devices', or the launch's own.
+void PtxMachine::find(std::uint64_t at) {
+  if (const auto* const piece = devices().find(reinterpret_cast<void*>(at)); piece != nullptr) {
+    found_begin_ = piece->first, found_end_ = piece->first + piece->second.bytes;
+  }
+  for (const std::vector<std::uint64_t>* const own : {&parameters_, &shared_, &local_}) {
+    const std::uint64_t begin = address_of(own->data());
+    if (at >= begin && at < begin + 8 * own->size()) found_begin_ = begin, found_end_ = begin + 8 * own->size();
+  }
 }
 
 void PtxMachine::store(Thread& thread, const PtxInstruction& i) {

@@ -1,5 +1,5 @@
 // Runs a kernel's PTX on the host's memory, a thread after the other from barrier to barrier. It stops aloud where a barrier or a
-// shuffle is not what PTX asks for, at addresses that are not aligned, and at shared memory that the block does not have.
+// shuffle is not what PTX asks for, at addresses that are not aligned, and at memory that is not there.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,8 @@ class PtxMachine {
   void run_cluster(std::uint32_t first_block);
   void run_thread(Thread& thread);
   bool step(Thread& thread, const PtxInstruction& i);
-  std::byte* place(const Thread& thread, const PtxInstruction& i, std::size_t bytes) const;
+  std::byte* place(const Thread& thread, const PtxInstruction& i, std::size_t bytes);
+  void find(std::uint64_t at);
   std::byte* shared_place(const Thread& thread, std::uint64_t at, std::size_t bytes) const;
   void store(Thread& thread, const PtxInstruction& i);
   // Whether any could go on.
@@ -53,6 +54,7 @@ class PtxMachine {
   std::vector<std::uint64_t> registers_, parameters_, shared_, local_;
   std::vector<Thread> all_;
   std::vector<PtxStore> stores_;
+  std::uint64_t found_begin_ = 0, found_end_ = 0;  // the memory that was found last
 };
 
 }  // namespace cuda_on_host
