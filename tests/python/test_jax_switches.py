@@ -175,7 +175,7 @@ def test_with_the_newer_custom_vjp_it_is_the_same(request: pytest.FixtureRequest
     request.getfixturevalue("custom_vjp3")
     np.testing.assert_array_equal(step(lambda f: f), expected)
     if jax.__version_info__ < (0, 12):  # there JAX has no symbolic zeros under checkpoint
-        with pytest.raises((NotImplementedError, TypeError)):
+        with pytest.raises(NotImplementedError if jax.__version_info__ < (0, 10) else TypeError):
             step(jax.checkpoint)
     else:
         np.testing.assert_allclose(step(jax.checkpoint), expected, rtol=1e-6)

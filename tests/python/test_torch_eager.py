@@ -182,7 +182,8 @@ def test_what_a_step_costs_on_the_host(name: str, mode: dict[str, Any]) -> None:
         leaves = [x * 1 if in_place else x for x in p.leaves(name)]
         run(name, p, *leaves, **mode).backward()
 
-    assert host_calls(step) - torchs <= (170 if "linear" in name else 140)
+    older = 0 if torch.__version__ >= (2, 15) else 5  # torch 2.11 on Python 3.12: up to 4
+    assert host_calls(step) - torchs <= (165 if "linear" in name else 135) + older
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES, ids=mode_id)
