@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "tests/cuda_on_host/device_code.h"
-#include "tests/cuda_on_host/ptx_beside.h"
+#include "tests/cuda_on_host/host_calls.h"
 #include "tests/cuda_on_host/threads.h"
 
 namespace cuda_on_host {
@@ -36,21 +36,20 @@ Real off(Real y, Real x, int units) {
 
 // Beside PTX, which has the device's own functions of doubles in it, the right result: so both are nearest to each other.
 template <class Real>
-int units_of(int units) {
-  return sizeof(Real) == 8 && is_beside_ptx() ? 0 : units;
+Real of_device(long double right, Real x, int units) {
+  return off(static_cast<Real>(right), x, sizeof(Real) == 8 && is_beside_ptx() ? 0 : units);
 }
 
 }  // namespace
 }  // namespace cuda_on_host
 
 // The linker gives all calls of a function to __wrap_function (CMakeLists.txt): the host's go on to the C library.
-#define CUDA_ON_HOST_FUNCTION(Real, name, function, units)                                     \
-  extern "C" Real __real_##name(Real x);                                                       \
-  extern "C" Real __wrap_##name(Real x);                                                       \
-  Real __wrap_##name(Real x) {                                                                 \
-    if (!cuda_on_host::is_in_kernel()) return __real_##name(x);                                \
-    return cuda_on_host::off(static_cast<Real>(std::function(static_cast<long double>(x))), x, \
-                             cuda_on_host::units_of<Real>(units));                             \
+#define CUDA_ON_HOST_FUNCTION(Real, name, function, units)                                      \
+  extern "C" Real __real_##name(Real x);                                                        \
+  extern "C" Real __wrap_##name(Real x);                                                        \
+  Real __wrap_##name(Real x) {                                                                  \
+    if (!cuda_on_host::is_in_kernel()) return __real_##name(x);                                 \
+    return cuda_on_host::of_device<Real>(std::function(static_cast<long double>(x)), x, units); \
   }
 CUDA_ON_HOST_FUNCTION(double, cosh, cosh, 1)
 CUDA_ON_HOST_FUNCTION(double, exp, exp, 1)
@@ -66,4 +65,4 @@ float cuda_on_host::exp2_approx(float x) {
   const float y = off(__real_exp2f(x), x, 2);
   return y < FLT_MIN ? 0 : y;
 }
-float cuda_on_host::exp2_of_device(float x) { return off(static_cast<float>(std::exp2(static_cast<long double>(x))), x, 2); }
+float cuda_on_host::exp2_of_device(float x) { return of_device(std::exp2(static_cast<long double>(x)), x, 2); }

@@ -204,7 +204,8 @@ class OwnContext {
 // The order of blocks and threads; at first TILELOSS_CUDA_SEED, or 1.
 void set_seed(std::uint64_t seed);
 
-using ArgumentBytes = std::vector<std::vector<std::byte>>;  // none where nobody asks for them
+using ArgumentBytes = std::vector<std::vector<std::byte>>;
+// Whether launches need their arguments' bytes: kernels run as PTX, too (ptx_beside.h).
 bool is_beside_ptx();
 cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
                          ArgumentBytes arguments = {});

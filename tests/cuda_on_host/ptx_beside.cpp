@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda_on_host/host_calls.h"
 #include "tests/cuda_on_host/ptx_machine.h"
 #include "tests/cuda_on_host/ptx_program.h"
 #include "tests/cuda_on_host/streams.h"

@@ -8,8 +8,6 @@
 
 namespace cuda_on_host {
 
-// Whether there is such a folder: then launches have their arguments' bytes.
-bool is_beside_ptx();
 void run_beside_ptx(const Kernel& kernel, Random& random);
 
 }  // namespace cuda_on_host
